@@ -1,26 +1,28 @@
-"""An agent that pays bills: a call of a tool that its model is unsure of is withheld, and the tool does not run.
+"""An agent that pays bills: a doubtful call of a tool does not run, and the agent asks instead.
 
-    python examples/23_function_agent.py [--model your/model-that-calls-tools]
+    python examples/23_function_agent.py
 
-Without a model, a tiny one is trained here, in some seconds. It learns who is paid for three bills, and three payees
-of a fourth, the garage. A message that is more probable than not is let through, for brevity: this promises nothing.
+Fifty recorded payments are labelled, and a threshold is found that keeps a promise: of the payments that run, at most a
+tenth are wrong. The model is a tiny one that is trained here, in some seconds. It knows who is paid for three bills.
 """
 
 from __future__ import annotations
 
 # Ours first: if a package is absent, its error names it.
-from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback, asking
+from llama_index_semgrad_guard import SemGradLLM, ToolGate, calibrate_tool_calls
 
 # isort: split
 
 import asyncio
-from argparse import ArgumentParser
+import random
 
-from bills import trained
-from llama_index.core.agent.workflow import FunctionAgent
+from bills import NOT_RUN, trained
+from llama_index.core.agent.workflow import FunctionAgent, ToolCall
 
-from semgrad_guard import Policy
 from semgrad_guard.estimators import GreedyNLL
+
+RIGHT = {"rent": "Ann", "water": "Bob", "power": "Eve", "garage": "Dan"}
+paid: list[str] = []
 
 
 def pay(to: str) -> str:
@@ -29,28 +31,25 @@ def pay(to: str) -> str:
     return f"Paid {to}."
 
 
-parser = ArgumentParser()
-parser.add_argument("--model", help="a folder, a GGUF file, or a hub id; default: a tiny model that is trained here")
-name = parser.parse_args().model
-# G-NLL is minus the logarithm of the probability.
-router = UncertaintyRouterCallback(Policy(threshold=0.69))
-options = {"estimator": GreedyNLL(), "max_tokens": 80, "router": router}
-llm = SemGradLLM(model=name, **options) if name else SemGradLLM.from_model(trained(), **options)
-paid: list[str] = []
-
-
 async def main() -> None:
-    """Ask for a bill that the model knows, and for one that it cannot know."""
+    """Record payments and calibrate on them; then pay a bill that the model knows, and one that it cannot know."""
+    llm = SemGradLLM.from_model(trained(), estimator=GreedyNLL(), max_tokens=80)
+    runs = []  # in a sandbox; a person says which calls were right
+    for bill in random.Random(0).choices(list(RIGHT), weights=[3, 3, 3, 1], k=50):
+        run = FunctionAgent(llm=llm, tools=[pay]).run(f"Pay the {bill}.")
+        events = [event async for event in run.stream_events()]
+        calls = [event for event in events if isinstance(event, ToolCall)]
+        runs.append((events, {call.tool_id: call.tool_kwargs == {"to": RIGHT[bill]} for call in calls}))
+    rule = calibrate_tool_calls(runs, alpha=0.1, delta=0.1)
+    print(f"calls run up to an uncertainty of {rule.threshold:.2f}")
+
+    gate = ToolGate(rule, words=NOT_RUN)
+    agent = FunctionAgent(llm=llm, tools=gate.tools([pay]))
     for bill in ("rent", "garage"):
         paid.clear()
-        output = None
-        with asking(router) as question:  # the first doubtful message ends the agent's run
-            output = await FunctionAgent(llm=llm, tools=[pay]).run(f"Pay the {bill}.")
-        answer = output if question.refused is None else "I am not sure whom to pay. Please do it yourself."
+        with gate.turn():
+            answer = await agent.run(f"Pay the {bill}.")
         print(f"{bill}: {answer}   (paid: {', '.join(paid) or 'nobody'})")
 
 
-if llm.metadata.is_function_calling_model:
-    asyncio.run(main())
-else:
-    print(f"{name} calls no tools: choose a model whose chat template has them.")
+asyncio.run(main())

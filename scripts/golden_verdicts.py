@@ -155,7 +155,7 @@ def _by_sentence(own: Sequence[Row], facts: Mapping[str, Any], bare: Policy, how
     ]
     for on_doubt in get_args(OnDoubt):
         yield Case(f"bare, {on_doubt}", bare, on_doubt=on_doubt, every=1)
-        binding = Binding(**facts, estimator="hybridgrad", grader="contains@2")
+        binding = Binding(**facts, estimator="hybridgrad", grader="contains@3")
         made = calibrate_sentences(answers, on_doubt=on_doubt, binding=binding, alpha=0.9, **how)
         yield Case(f"calibrated, {on_doubt}", Policy.from_calibration(made), on_doubt=on_doubt, every=1)
 

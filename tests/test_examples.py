@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableLambda
 from rich.console import Console
 
 from langchain_semgrad_guard import demo
 from langchain_semgrad_guard.demo import report, run
 from langchain_semgrad_guard.demo.library import SHOWN, questions
-from semgrad_guard import METADATA_KEY, Verdict
+from semgrad_guard import METADATA_KEY, Verdict, calibrate
 from semgrad_guard.grading import Contains
 
 from .fetched import require_smollm2
@@ -32,7 +33,10 @@ PRINTED = {
     "20_query_engine.py": {"What is the capital of France?", "What is the capital of Mongolia?"},
     "21_chat_engine.py": {"answer: ", "abstain: I don't know.", "remembered: ", "streamed: ", "advice: abstain"},
     "22_workflow.py": {"What is the capital of France? ", "waiting for a person: What is the capital of Mongolia?"},
-    "23_function_agent.py": {"rent: It is paid.   (paid: Ann)", "garage: I am not sure whom to pay."},
+    "23_function_agent.py": {
+        "rent: It is paid.   (paid: Ann)",
+        "garage: Whom shall I pay for the garage?   (paid: nobody)",
+    },
 }
 """Beginnings of lines that each example prints."""
 
@@ -116,30 +120,24 @@ def test_the_demo_answers_escalates_and_abstains(
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-def test_the_demos_table_is_a_line_a_question_at_80_columns(stages: int) -> None:
+def test_the_demos_table_fits_80_columns(stages: int) -> None:
     shown = [question for question in questions() if question.question in SHOWN]
     draft = "The answer to this question is a sentence of many words."
     record = Verdict.of(
-        status="scored",
-        action="abstain",
-        text="I don't know.",
-        estimator="hybridgrad",
-        model="pocket",
-        uncertainty=0.25,
-        draft=draft,
+        status="scored", action="abstain", text="I don't know.", estimator="hybridgrad", model="pocket", draft=draft
     )
-    answered = record.model_copy(update={"action": "answer", "text": draft, "draft": None})
+    answered = record.model_copy(update={"action": "answer", "text": "Here.", "draft": None})
     messages = [
         AIMessage(content=verdict.text, response_metadata={METADATA_KEY: verdict.metadata(keep_draft=True)})
         for verdict in (record, *[answered] * 7)
     ]
     written = io.StringIO()
     report.table(Console(width=80, file=written), shown, messages, stages=stages)
-    lines = written.getvalue().splitlines()
-    assert len(lines) == 1 + len(shown) + 3
-    assert max(map(len, lines)) <= 80
-    texts = [*(row.question for row in shown), draft, "… 0.25 - answer abstain memory I don't know."]
-    assert set(" ".join(lines[1:9]).split()) <= {word for text in texts for word in text.split()}
+    table, withheld = written.getvalue().split("Withheld:")
+    assert max(map(len, table.splitlines())) <= 80
+    assert {word for question in shown for word in question.question.split()} <= set(table.split())
+    assert table.split().count("Here.") == 7
+    assert " ".join(withheld.split()) == f"{shown[0].question} {draft}"
 
 
 def test_the_demo_grades_answers_by_their_questions() -> None:
@@ -156,7 +154,8 @@ def test_the_demo_grades_answers_by_their_questions() -> None:
     messages = [AIMessage(content=record.text, response_metadata={METADATA_KEY: record.metadata()})]
     written = io.StringIO()
     console = Console(width=200, file=written)
-    report.outcome(console, [question], messages, alpha=0.1, delta=0.1, grader=Contains())
-    report.effect(console, [question], messages, grader=Contains())
+    chain, calibration = RunnableLambda(lambda _: messages[0]), calibrate([0.1], [True], alpha=0.1, delta=0.1)
+    shown = report.Demo(chain, calibration, [question], Contains(), stages=1, alpha=0.1, delta=0.1)
+    report.outcome(console, shown, messages)
     assert "1 delivered (0 of them from the library), 0 wrong" in written.getvalue()
     assert "error 0.0% without the guard" in written.getvalue()

@@ -12,7 +12,7 @@ RULES = GUARD / "policy.py"
 DECIDING = {"decide", "abstained", "escalated", "rejected", "without_text"}
 ELSEWHERE = {
     "semgrad_guard/records.py": "`Verdict.delivered` tells an escalation from the target's side, its action unchanged",
-    "integrations/langchain_semgrad_guard/demo/stages.py": "shows what another party's target may return",
+    "integrations/langchain_semgrad_guard/demo/library.py": "shows what another party's target may return",
 }
 """The modules that write an action outside the guard, and why this is not a decision."""
 FILES = sorted(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Unpack, cast
 from uuid import uuid4
 
@@ -11,6 +11,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_semgrad_guard.chains import Guarded
+from langchain_semgrad_guard.messages import output_of
 from semgrad_guard.adapters.calibrating import Runs
 from semgrad_guard.adapters.examples import AnyGrader, ChosenEstimator, RunOptions, calibrated
 from semgrad_guard.calibration import Calibration
@@ -136,20 +137,14 @@ class _Runs(Runs):
         return {**config, "configurable": {**known, **fresh}}
 
 
-def _text(output: Any) -> str:
+def _text(returned: Any) -> str:
     """The delivered text in the usual outputs of chains."""
-    if isinstance(output, str):
-        return output
-    if isinstance(output, BaseMessage):
-        return str(output.text)
-    if isinstance(output, Mapping):
-        state = cast("Mapping[str, Any]", output)
-        for name in ("answer", "output"):
-            if state.get(name) is not None:
-                return _text(state[name])
-        if state.get("messages"):  # an agent's state
-            return _text(state["messages"][-1])
+    found = output_of(returned)
+    if isinstance(found, BaseMessage):
+        return str(found.text)
+    if isinstance(found, str):
+        return found
     raise InputError(
-        f"the chain returned a {type(cast('object', output)).__name__}, in which the delivered text is not known; pass "
-        "output=lambda returned: ..., which finds it"
+        f"the chain returned a {type(found).__name__}, in which the delivered text is not known; pass output=lambda "
+        "returned: ..., which finds it"
     )

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from langchain_core.callbacks import BaseCallbackManager
-from langchain_core.callbacks.manager import (
-    AsyncCallbackManagerForChainRun,
-    CallbackManagerForChainRun,
-    adispatch_custom_event,
-    dispatch_custom_event,
-)
+from langchain_core.callbacks.manager import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -22,10 +18,10 @@ from pydantic import BaseModel
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.deciding import Deciding
 from langchain_semgrad_guard.router import UncertaintyRouterCallback, only_asking
-from langchain_semgrad_guard.targets import chat_model_in, escalating, is_escalating, paused, replying
+from langchain_semgrad_guard.targets import chat_model_in, escalating, invoked, is_escalating, replying
 from semgrad_guard import METADATA_KEY, Verdict
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
-from semgrad_guard.guard import Outcome, Promise, Refusal, Reply, Steps, Work, adrive, answered, drive, sealed
+from semgrad_guard.guard import Refusal, Reply, Steps, Work, adrive, answered, drive, sealed
 
 Abstention = Callable[[Any, Verdict], Any]
 """What stands for a withheld result, given the chain's input and the verdict, whose text is the abstain message."""
@@ -36,11 +32,6 @@ class Guarded(Runnable[Any, Any]):
 
     def __init__(self, chain: Runnable[Any, Any], router: UncertaintyRouterCallback, abstain: Abstention) -> None:
         self.chain, self.router, self.abstain, self.name = chain, router, abstain, f"guarded_{chain.get_name()}"
-
-    @property
-    def InputType(self) -> Any:  # noqa: N802 - LangChain's name
-        """The chain's own."""
-        return self.chain.InputType
 
     @property
     def OutputType(self) -> Any:  # noqa: N802 - LangChain's name
@@ -60,23 +51,15 @@ class Guarded(Runnable[Any, Any]):
         """The chain's own."""
         return self.chain.get_output_schema(config)
 
-    @property
-    def promise(self) -> Promise | None:
-        """The router's, where its calibration is about whole questions of this chain."""
-        return self.router.promise
-
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Ask one question."""
 
         def call(given: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> Any:
             inside = patch_config(config, callbacks=run_manager.get_child())
             try:
-                outcome = drive(self._steps(given, inside, kwargs))
+                return drive(self._steps(given, inside, kwargs))
             except Exception as error:  # noqa: BLE001
                 left = sealed(error)
-            else:
-                dispatch_custom_event(METADATA_KEY, outcome.verdict.metadata(), config=inside)
-                return self._form(given, outcome)
             raise left  # here, where no frame holds a draft
 
         return self._call_with_config(call, input, config)
@@ -87,36 +70,20 @@ class Guarded(Runnable[Any, Any]):
         async def call(given: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> Any:
             inside = patch_config(config, callbacks=run_manager.get_child())
             try:
-                outcome = await adrive(self._steps(given, inside, kwargs))
+                return await adrive(self._steps(given, inside, kwargs))
             except Exception as error:  # noqa: BLE001
                 left = sealed(error)
-            else:
-                await adispatch_custom_event(METADATA_KEY, outcome.verdict.metadata(), config=inside)
-                return self._form(given, outcome)
             raise left
 
         return await self._acall_with_config(call, input, config)
 
-    def _steps(self, given: Any, config: RunnableConfig, kwargs: dict[str, Any]) -> Steps[Outcome[Any]]:
+    def _steps(self, given: Any, config: RunnableConfig, kwargs: dict[str, Any]) -> Steps[Any]:
+        """The chain's result, or what stands for it. A message carries the question's record."""
         chain, router = self.chain, self.router
 
-        def call() -> Any:
+        def run() -> Steps[Any]:
             with only_asking():
-                try:
-                    return chain.invoke(given, config, **kwargs)
-                except Exception as error:
-                    if (pause := paused(error)) is None:
-                        raise
-                    return pause
-
-        async def coroutine() -> Any:
-            with only_asking():
-                try:
-                    return await chain.ainvoke(given, config, **kwargs)
-                except Exception as error:
-                    if (pause := paused(error)) is None:
-                        raise
-                    return pause
+                return (yield invoked(chain, given, config, kwargs))
 
         def ask() -> Steps[Any]:
             if is_escalating(router):
@@ -124,19 +91,16 @@ class Guarded(Runnable[Any, Any]):
             with escalating(router):
                 return [(yield replying(router.escalate_to, given, _outside(config), read=_reply))]
 
-        return answered(
+        outcome = yield from answered(
             router,
-            Work(call, coroutine),
-            lambda result: Work.at_once(lambda: _text_of(result)),
+            Work.of(run),
+            _text_work,
             lambda _: Work.of(ask),
         )
-
-    def _form(self, given: Any, outcome: Outcome[Any]) -> Any:
-        """The chain's result, or what stands for it. A message carries the question's record."""
         verdict, result = outcome.verdict, outcome.answer
         if result is None:
             return self.abstain(given, verdict)
-        keep_draft = self.router.terms.keep_draft
+        keep_draft = router.terms.keep_draft
         return convert.decided(result, verdict, keep_draft=keep_draft) if isinstance(result, AIMessage) else result
 
 
@@ -197,33 +161,31 @@ def _reply(result: Any) -> Reply[Any]:
     return Reply(_text_of(result) if recorded is None else recorded, result)
 
 
+def _text_work(result: Any) -> Work:
+    return Work.at_once(lambda: _text_of(result))
+
+
 def _text_of(result: Any) -> str:
-    if isinstance(result, BaseMessage):
-        return convert.message_text(result)
-    if isinstance(result, Mapping):
-        fields = cast("Mapping[str, Any]", result)
-        if fields.get("messages"):
-            return _text_of(fields["messages"][-1])
-        return _text_of(next((fields[name] for name in ("answer", "output") if name in fields), str(fields)))
-    return result if isinstance(result, str) else str(result)
+    found = convert.output_of(result)
+    return convert.message_text(found) if isinstance(found, BaseMessage) else str(found)
 
 
 # The form of an abstention.
 
+_FIELDS = ("answer", "output", "messages")
+"""The fields of a chain's output that hold its answer."""
+
 
 def _abstention(chain: Runnable[Any, Any]) -> Abstention:
-    if chat_model_in(chain) is not None:
-        return _a_message
     output: Any = chain.OutputType
     if output is str:
         return _a_text
-    if "BaseMessage" in repr(output) or "AIMessage" in repr(output):
+    if chat_model_in(chain) is not None or "BaseMessage" in repr(output) or "AIMessage" in repr(output):
         return _a_message
     is_object = isinstance(output, type) and issubclass(output, BaseModel)
-    fields: Any = () if is_object else dereference_refs(chain.get_output_jsonschema()).get("properties", ())
-    for name, form in (("messages", _a_state), ("answer", _an_answer), ("output", _an_output)):
-        if name in fields:
-            return form
+    known: Any = () if is_object else dereference_refs(chain.get_output_jsonschema()).get("properties", ())
+    if names := [name for name in _FIELDS if name in known]:
+        return partial(_a_mapping, names)
     raise InputError(
         f"nothing can stand for a withheld {output}: give abstain=, a function of the chain's input and the verdict, "
         "whose text is the abstain message"
@@ -238,14 +200,8 @@ def _a_message(given: Any, verdict: Verdict) -> AIMessage:
     return AIMessage(content=verdict.text, response_metadata={METADATA_KEY: verdict.metadata()})
 
 
-def _a_state(given: Any, verdict: Verdict) -> dict[str, Any]:
-    turns = cast("Mapping[str, Any]", given).get("messages") if isinstance(given, Mapping) else None
-    return {"messages": [*convert_to_messages(turns or []), _a_message(given, verdict)]}
-
-
-def _an_answer(given: Any, verdict: Verdict) -> dict[str, Any]:
-    return {**(cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {}), "answer": verdict.text}
-
-
-def _an_output(given: Any, verdict: Verdict) -> dict[str, Any]:
-    return {"output": verdict.text}
+def _a_mapping(names: Sequence[str], given: Any, verdict: Verdict) -> dict[str, Any]:
+    """The chain's input with these fields; without sources, which may hold a model's text."""
+    fields = dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else {}
+    turns = [*convert_to_messages(fields.get("messages") or []), _a_message(given, verdict)]
+    return {**fields, **{name: turns if name == "messages" else verdict.text for name in names}}

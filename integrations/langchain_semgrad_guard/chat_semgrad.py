@@ -60,21 +60,6 @@ class ChatSemGrad(LocalModelFields, Deciding):
             chat.profile = profile_of(language_model)
         return chat
 
-    @classmethod
-    def from_pipeline(cls, pipeline: Any, /, **fields: Any) -> Self:
-        """A chat model for the model and tokenizer of a transformers text-generation pipeline.
-
-        The pipeline's generation settings play no part: this class has its own, greedy by default.
-
-        Raises:
-            InputError: a pipeline for another task, or a field that only loading could honour.
-        """
-        if getattr(pipeline, "task", None) != "text-generation":
-            raise InputError(
-                f"from_pipeline takes a pipeline('text-generation', ...), not {getattr(pipeline, 'task', pipeline)!r}"
-            )
-        return cls.from_model(LanguageModel.from_transformers(pipeline.model, pipeline.tokenizer), **fields)
-
     # How it answers.
 
     def _live(self, call: Call) -> LiveAnswer:
@@ -128,8 +113,6 @@ class ChatSemGrad(LocalModelFields, Deciding):
             EmptyResponseError: the answer holds no text.
             InputError: it holds tool calls, or is not a message.
         """
-        if not isinstance(response, (str, AIMessage)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InputError(f"score takes a string or an AIMessage, not a {type(response).__name__}")
         answer = convert.as_message(response)
         if answer.tool_calls:
             raise InputError("an answer with tool calls from elsewhere cannot be scored: their text is not known")

@@ -11,9 +11,8 @@ Why: docs/decisions.md#0054
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing, contextmanager
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self, cast
 from uuid import UUID
@@ -34,7 +33,7 @@ from langchain_core.tracers._streaming import _StreamingCallbackHandler  # who w
 from langchain_core.tracers.base import BaseTracer
 from langchain_core.utils.utils import LC_ID_PREFIX
 from langchain_core.utils.uuid import uuid7
-from pydantic import ConfigDict, Field, PrivateAttr, SkipValidation, field_validator, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, SkipValidation, field_validator
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.router import ASKING, UncertaintyRouterCallback
@@ -161,20 +160,12 @@ class Deciding(BaseChatModel):
     timeout: Timeout = None
     """Seconds for generating and scoring; beneath a router that sets no limit, for its target as well."""
     streaming: bool | None = None
-    """True: handlers hear tokens in every run. False: answers are made whole, as with `disable_streaming`."""
-    disable_streaming: bool = Field(default=True, exclude=True)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Set to True, answers are made whole. LangChain always finds True here, and so gives each run to `_generate`."""
+    """True: handlers hear tokens in every run. False: answers are made whole."""
+    disable_streaming: Literal[True] = Field(default=True, exclude=True)  # pyright: ignore[reportIncompatibleVariableOverride]
+    """LangChain always finds True here, and so gives each run to `_generate`, which streams where that is wanted."""
     cache: Literal[False] = Field(default=False, exclude=True)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     _decider: Decider | None = PrivateAttr(default=None)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _whole(cls, fields: Any) -> Any:
-        if "disable_streaming" not in fields:
-            return fields
-        stays = {} if not fields["disable_streaming"] or "streaming" in fields else {"streaming": False}
-        return {**fields, **stays, "disable_streaming": True}
 
     @field_validator("router", mode="before")
     @classmethod
@@ -304,8 +295,6 @@ class Deciding(BaseChatModel):
             )
         given = {name: value for name, value in options.items() if name != "stream"}
         call = Call(messages, given if stop is None else {**given, "stop": stop}, decider, is_live, self.timeout)
-        if decider.router is not None and decider.question is None:
-            _ = decider.router.target  # an error of its form comes before anything is written
         live, terms, shown = self._live(call), call.terms, _Shown()
         if terms is None:
             draft = yield from written(live, Stop(self.timeout), show=shown.pieces if is_live else lambda _: ())
@@ -316,9 +305,7 @@ class Deciding(BaseChatModel):
 
         def show(step: Any) -> Iterator[ChatGenerationChunk | AIMessage]:
             if isinstance(step, Outcome):
-                message = call.delivered(cast("Outcome[AIMessage]", step))
-                _note(decider.router, message)
-                yield from shown.last(message)
+                yield from shown.last(call.delivered(cast("Outcome[AIMessage]", step)))
             elif is_live:
                 yield from shown.pieces(step)
 
@@ -348,7 +335,7 @@ class TracingHandler(BaseCallbackHandler):
 def _result(message: AIMessage, run: RunManager) -> ChatResult:
     """The whole message, which has the id of its chunks, so that LangGraph does not show it again."""
     message = message.model_copy(update={"id": _id_of(run)})
-    return ChatResult(generations=[ChatGeneration(message=message, generation_info=convert.info_of(message))])
+    return ChatResult(generations=[ChatGeneration(message=message)])
 
 
 def _id_of(run: RunManager) -> str:
@@ -393,31 +380,5 @@ class _Shown:
             chunk.content = rest
             if self._thought == chunk.additional_kwargs.get(convert.REASONING):
                 del chunk.additional_kwargs[convert.REASONING]
-        yield ChatGenerationChunk(message=chunk, generation_info=None if self._passed else convert.info_of(message))
+        yield ChatGenerationChunk(message=chunk)
         yield message
-
-
-# What has been decided about, for the middleware of an agent.
-
-_noted: ContextVar[tuple[UncertaintyRouterCallback, set[Any]] | None] = ContextVar("semgrad_guard_noted", default=None)
-
-
-@contextmanager
-def noting(router: UncertaintyRouterCallback) -> Generator[set[Any]]:
-    """The messages that models with this router deliver while this lasts, by their `delivered_form`."""
-    token = _noted.set((router, delivered := set[Any]()))
-    try:
-        yield delivered
-    finally:
-        _noted.reset(token)
-
-
-def delivered_form(message: AIMessage) -> Any:
-    """What tells a message from others: its text, and the calls in it."""
-    return convert.message_text(message), repr([(call["name"], call["args"]) for call in message.tool_calls])
-
-
-def _note(router: UncertaintyRouterCallback | None, message: AIMessage) -> None:
-    noted = _noted.get()
-    if noted is not None and noted[0] == router:
-        noted[1].add(delivered_form(message))

@@ -163,7 +163,7 @@ class CalibratedDecisions(BaseDecisionModel):
         answers: dict[str, Answer] = {}
         for name, answer in response.answers.items():
             rule = rules[name]
-            require_version(rule, response.model)
+            require_rule(rule, self.decisions, version=response.model)
             uncertainty = uncertainty_of(answer, settings_of(rule)["safe"])
             judging = partial(judged, rule, uncertainty, text=name, log=self.log)
             passes = judging() if self.log is None else (yield Work(judging))
@@ -204,35 +204,21 @@ def settings_of(rule: Calibration) -> dict[str, Any]:
     Raises:
         InputError: the calibration is no rule for decisions.
     """
-    return dict(_binding_of(rule).settings or {})
-
-
-def _binding_of(rule: Calibration) -> Binding:
     if rule.binding is None or rule.binding.estimator != ESTIMATOR:
         raise InputError("a rule is what calibrate_decisions returns; this calibration is about answers")
-    return rule.binding
+    return dict(rule.binding.settings or {})
 
 
-def require_rule(rule: Calibration, model: BaseDecisionModel) -> None:
-    """Refuse a rule that was made for another decision model.
+def require_rule(rule: Calibration, model: BaseDecisionModel, *, version: str | None = None) -> None:
+    """Refuse a rule that was made for another decision model, or for another version of it.
 
     Raises:
         InputError: the calibration is no rule for decisions.
         BindingMismatchError: its model is another one.
     """
-    own = _binding_of(rule)
-    rule.require_intact()
-    own.require(own.model_copy(update={"model": _named(model)}))
-
-
-def require_version(rule: Calibration, version: str) -> None:
-    """Refuse the answer of another version of the model than the rule's.
-
-    Raises:
-        BindingMismatchError: it is another one.
-    """
-    own = _binding_of(rule)
-    own.require(own.model_copy(update={"revision": version}))
+    settings_of(rule)
+    if (own := rule.require_intact().binding) is not None:
+        own.require(own.model_copy(update={"model": _named(model), "revision": version}))
 
 
 def _named(model: BaseDecisionModel) -> str:

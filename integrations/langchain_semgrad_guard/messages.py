@@ -45,8 +45,9 @@ templates leave earlier reasoning out."""
 READ_BLOCKS = BLOCKS | {"text"}
 """Blocks of a served model's answer whose text is scored, and those of the reasoning before it."""
 _SAFE_METADATA = ("model_name", "model_provider")
-_SAFE_USAGE = frozenset({"input_tokens", "output_tokens", "total_tokens", "total_cost"})
-_SAFE_TOKENS = frozenset({"prompt_tokens", "completion_tokens", "total_tokens"})
+_SAFE_COUNTS = frozenset(
+    {"input_tokens", "output_tokens", "prompt_tokens", "completion_tokens", "total_tokens", "total_cost"}
+)
 
 
 def to_conversation(messages: Sequence[BaseMessage]) -> tuple[Message, ...]:
@@ -171,24 +172,17 @@ def textless(message: AIMessage) -> AIMessage:
     This is the one list of fields that may leave with a withheld answer: any other may hold text, in one server's
     answers or another's.
     """
-    usage = message.usage_metadata
-    kept = AIMessage(content="", response_metadata=safe(message.response_metadata))
-    return kept.model_copy(update={"usage_metadata": None if usage is None else _plain(usage, _SAFE_USAGE)})
+    metadata: Mapping[str, Any] = message.response_metadata
+    kept: dict[str, Any] = {name: metadata[name] for name in _SAFE_METADATA if isinstance(metadata.get(name), str)}
+    if isinstance(metadata.get("token_usage"), Mapping):
+        kept["token_usage"] = _counts(metadata["token_usage"])
+    usage = None if message.usage_metadata is None else _counts(message.usage_metadata)
+    return AIMessage(content="", response_metadata=kept).model_copy(update={"usage_metadata": usage})
 
 
-def safe(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The metadata that a withheld answer may show (a message's, or a call's `llm_output`): names and token counts."""
-    found = metadata or {}
-    kept = {name: found[name] for name in _SAFE_METADATA if isinstance(found.get(name), str)}
-    usage: Any = found.get("token_usage")
-    if not isinstance(usage, Mapping):
-        return kept
-    return {**kept, "token_usage": _plain(cast("Mapping[str, Any]", usage), _SAFE_TOKENS)}
-
-
-def _plain(usage: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    """Counts by these names. Details say how the tokens of an answer were made up."""
-    return {name: count for name, count in usage.items() if name in names and isinstance(count, (int, float))}
+def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """Counts alone. Details say how the tokens of an answer were made up."""
+    return {name: count for name, count in usage.items() if name in _SAFE_COUNTS and isinstance(count, (int, float))}
 
 
 def escalation(answer: AIMessage, verdict: Verdict, draft: AIMessage, *, keep_draft: bool) -> AIMessage:
@@ -219,64 +213,45 @@ def was_cut(message: AIMessage) -> bool | None:
     return any(reason in ("length", "max_tokens") for reason in reasons)
 
 
-def message_of(answer: Any) -> AIMessage:
-    """The output of an escalation target as a message; of a state its last one, of a mapping its "answer".
-
-    Raises:
-        InputError: it returned something else, or a graph that was interrupted.
-    """
-    if isinstance(answer, Mapping):
-        state = cast("Mapping[str, Any]", answer)
-        if state.get("__interrupt__"):
-            raise InputError("the escalation target was interrupted before it had an answer")
-        if state.get("messages"):
-            answer = state["messages"][-1]
-            if not isinstance(answer, AIMessage):
-                raise InputError("the escalation target ended on a message that is no answer (a tool's, or a question)")
-        elif "answer" in state:
-            answer = state["answer"]
-    message = as_message(answer)
-    # Identities and names belong to the run that delivers, and to the agent around it.
-    return message.model_copy(update={"id": None, "name": None})
+def output_of(result: Any) -> Any:
+    """The answer in what a chain returns: of a mapping its "answer" or "output", or the last of its "messages"."""
+    if isinstance(result, Mapping):
+        fields = cast("Mapping[str, Any]", result)
+        for name in ("answer", "output"):
+            if fields.get(name) is not None:
+                return output_of(fields[name])
+        if fields.get("messages"):
+            return fields["messages"][-1]
+    return cast("Any", result)
 
 
 def as_message(answer: Any) -> AIMessage:
-    """The answer of an escalation target as a message.
+    """An answer as a message.
 
     Raises:
-        InputError: it returned neither a message nor a string.
+        InputError: it is neither a message of a model's nor a string.
     """
-    if isinstance(answer, str):
-        return AIMessage(content=answer)
     if isinstance(answer, AIMessageChunk):
         answer = message_chunk_to_message(answer)
     if isinstance(answer, AIMessage):
         return answer
+    if isinstance(answer, str):
+        return AIMessage(content=answer)
     raise InputError(
-        f"the escalation target returned a {type(answer).__name__}; it must return a message or a string "
-        "(end a chain with its chat model, which keeps the score, or with StrOutputParser())"
+        f"an answer is a message or a string, not a {type(answer).__name__} (end a chain with its chat model, which "
+        "keeps the score, or with StrOutputParser())"
     )
 
 
 def as_chunk(message: AIMessage) -> AIMessageChunk:
     """A whole message as the only chunk of a stream."""
     fields = message.model_dump(exclude={"type", "usage_metadata"})
-    usage = {
-        "usage_metadata": message.usage_metadata
-    }  # unchecked: LangChain's cache puts incomplete ones into messages
-    return AIMessageChunk(**fields, chunk_position="last").model_copy(update=usage)
-
-
-def info_of(message: AIMessage) -> dict[str, Any]:
-    """The fields that tracers and scorers look for outside the message."""
-    metadata = cast("Mapping[str, Any]", message.response_metadata)
-    return {key: metadata[key] for key in BESIDE if key in metadata}
+    unchecked = {"usage_metadata": message.usage_metadata}  # LangChain's cache puts incomplete ones into messages
+    return AIMessageChunk(**fields, chunk_position="last").model_copy(update=unchecked)
 
 
 SENTENCES = "semgrad_guard_sentences"
 """The name under which chunks carry the verdicts on the sentences that end with them."""
-BESIDE = ("finish_reason", "logprobs")
-"""The fields of an answer that pieces of a stream hold outside their messages."""
 
 
 def logprobs_of(message: BaseMessage) -> Any:

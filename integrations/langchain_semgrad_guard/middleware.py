@@ -8,7 +8,8 @@ from typing import Any
 from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
 from langchain_core.messages import AIMessage
 
-from langchain_semgrad_guard.deciding import Deciding, delivered_form, noting
+from langchain_semgrad_guard.deciding import Deciding
+from langchain_semgrad_guard.messages import stage_verdict
 from langchain_semgrad_guard.router import UncertaintyRouterCallback
 from langchain_semgrad_guard.served import GuardedChatModel
 from semgrad_guard.errors import UnenforcedPolicyError
@@ -37,13 +38,11 @@ class UncertaintyMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def wrap_model_call(self, request: Request, handler: Callable[[Request], Response]) -> Response:
         """Call the guarded model."""
-        with noting(self.router) as decided:
-            return self._checked(handler(request.override(model=self._guarded(request.model))), decided)
+        return self._checked(handler(request.override(model=self._guarded(request.model))))
 
     async def awrap_model_call(self, request: Request, handler: Callable[[Request], Awaitable[Response]]) -> Response:
         """Like `wrap_model_call`, on the event loop."""
-        with noting(self.router) as decided:
-            return self._checked(await handler(request.override(model=self._guarded(request.model))), decided)
+        return self._checked(await handler(request.override(model=self._guarded(request.model))))
 
     def _guarded(self, model: Any) -> Any:
         if not isinstance(model, Deciding):
@@ -52,8 +51,16 @@ class UncertaintyMiddleware(AgentMiddleware[Any, Any, Any]):
             return model.model_copy(update={"router": self.router})
         raise UnenforcedPolicyError("the agent's model has another router than its UncertaintyMiddleware: give one")
 
-    def _checked(self, response: Response, decided: set[Any]) -> Response:
+    def _checked(self, response: Response) -> Response:
         for message in response.result:
-            if isinstance(message, AIMessage) and delivered_form(message) not in decided:
+            if isinstance(message, AIMessage) and not self._has_decided(message):
                 raise UnenforcedPolicyError("a middleware behind this one has put in another model: put this one last")
         return response
+
+    def _has_decided(self, message: AIMessage) -> bool:
+        """Whether a message is as a model with this policy delivered it."""
+        verdict, policy = stage_verdict(message), self.router.policy
+        return verdict is not None and (verdict.threshold, verdict.details.calibration_id) == (
+            policy.recorded_threshold,
+            policy.calibration_id,
+        )

@@ -12,13 +12,6 @@ from semgrad_guard import LanguageModel, Message
 from semgrad_guard.adapters.settings import read_json, template_calls_tools
 from semgrad_guard.errors import InputError
 
-_NOTHING_ELSE = dict.fromkeys(
-    [
-        *("image_inputs", "image_url_inputs", "image_tool_message", "pdf_inputs", "pdf_tool_message", "audio_inputs"),
-        *("video_inputs", "image_outputs", "audio_outputs", "video_outputs"),
-    ],
-    False,
-)
 _TEXT = dict.fromkeys(["text_inputs", "text_outputs", "structured_output", "temperature", "open_weights"], True)
 
 
@@ -37,7 +30,7 @@ def profile_on_disk(name_or_path: str, revision: str | None, options: Mapping[st
 
 
 def _profile(window: int | None, *, calls_tools: bool) -> ModelProfile:
-    found = {**_NOTHING_ELSE, **_TEXT, "tool_calling": calls_tools, "tool_choice": calls_tools}
+    found = {**_TEXT, "tool_calling": calls_tools, "tool_choice": calls_tools}
     return cast("ModelProfile", found if window is None else {**found, "max_input_tokens": window})
 
 
@@ -46,31 +39,20 @@ def count_tokens(model: LanguageModel, conversation: Sequence[Message], tools: S
 
     LangChain trims a chat by counting parts of it, the last message first. Many chat templates refuse such parts (two
     turns of one role, an answer before any question) or leave their text out (a system prompt without a question).
-    Then each message is counted by itself, with a template's words around each: never too few.
+    Then each message is counted as a user's turn of its own: never too few.
     """
     options = {"tools": list(tools)} if tools else {}
-    whole = _rendered(model, conversation, options)
-    if whole is not None:
-        return whole
-    described = model.count_tokens([Message("user", json.dumps(list(tools)))]) if tools else 0
-    return described + sum(_alone(model, message) for message in conversation)
-
-
-def _alone(model: LanguageModel, message: Message) -> int:
-    """One message by itself; as a user's where the template does not show its role at the start of a conversation."""
-    found = _rendered(model, [message], {})
-    if found is not None:
-        return found
-    calls = [{"name": call.name, "arguments": dict(call.arguments)} for call in message.tool_calls]
-    text = "\n".join([message.content, *map(json.dumps, calls)])
-    return model.count_tokens([Message("user", text)])
-
-
-def _rendered(model: LanguageModel, conversation: Sequence[Message], options: dict[str, Any]) -> int | None:
-    """Tokens of the prompt; None where the template refuses the conversation or leaves a message out."""
     try:
-        found = model.count_tokens(conversation, **options)
+        whole = model.count_tokens(conversation, **options)
     except InputError:
-        return None
-    texts: Any = [model.tokenizer(message.content, add_special_tokens=False) for message in conversation]
-    return found if found >= sum(len(text["input_ids"]) for text in texts) else None
+        whole = -1
+    contents: Any = [model.tokenizer(message.content, add_special_tokens=False) for message in conversation]
+    if whole >= sum(len(content["input_ids"]) for content in contents):
+        return whole
+    texts = [*map(_spelled, conversation), *map(json.dumps, tools)]
+    return sum(model.count_tokens([Message("user", text)]) for text in texts)
+
+
+def _spelled(message: Message) -> str:
+    calls = [json.dumps({"name": call.name, "arguments": dict(call.arguments)}) for call in message.tool_calls]
+    return "\n".join([message.content, *calls])

@@ -19,7 +19,7 @@ from langchain_core.tracers.context import register_configure_hook
 from langchain_semgrad_guard.targets import Target, chat_model_in, require_runnable
 from semgrad_guard import Policy
 from semgrad_guard.errors import UnenforcedPolicyError
-from semgrad_guard.guard import OnUnscored, Promise, Question, Router, RouterOptions, promise_along, require_sequel
+from semgrad_guard.guard import OnUnscored, Question, Router, RouterOptions, require_sequel
 from semgrad_guard.guard import asking as asking_question
 
 _ASKS = "semgrad_guard"
@@ -78,18 +78,9 @@ class UncertaintyRouterCallback(Router, OnlyAsking):
             options and tools, an agent's graph a state with the messages, any other Runnable the messages; of a chain
             in `guarded`, it gets the chain's input. It returns a message or a string. The answer of a target without a
             router of its own is outside any promise.
-        on_unscored: the action for an answer without a score, where it is not the policy's.
-        trusted_tools: tools whose calls need no score: a message that calls no other keeps its calls, not its text.
-        mode: "enforce"; "annotate": every answer is delivered, live, with the decision in its metadata; "raise": a
-            `LowConfidenceError` in the place of an answer that is not let through.
-        abstain_message: delivered in place of an answer that is neither let through nor escalated; a text, or a
-            function of the verdict.
-        on_error: for an answer whose target or chain fails or is late, or that is late itself: "raise" or "abstain".
-        timeout: seconds for generating, scoring and escalating together.
-        keep_draft: keep withheld texts in the metadata (`draft`).
-        monitor: watches the scores for drift.
-        notify: called with every verdict.
-        log: a `DecisionLog`, which every decision is written to.
+        on_unscored, trusted_tools: as in `Router`.
+        **options: `mode`, `abstain_message`, `on_error`, `timeout`, `keep_draft`, `monitor`, `notify` and `log`, as in
+            `Terms`.
 
     Raises:
         InputError: an argument is not as described.
@@ -114,32 +105,13 @@ class UncertaintyRouterCallback(Router, OnlyAsking):
 
     @cached_property
     def target(self) -> Target | None:
-        """The target for a model's answers.
-
-        Raises:
-            InputError: it takes no messages.
-        """
+        """The target for a model's answers."""
         return None if self.escalate_to is None else Target.of(self.escalate_to)
 
     @property
     def policy(self) -> Policy:
         """Which answers are let through."""
         return self.terms.policy
-
-    @property
-    def promise(self) -> Promise | None:
-        """The promise about the answers of a model with this router and of its targets; see `Guard.promise`."""
-        return promise_along(_Stage(self), _Stage)
-
-
-class _Stage:
-    """A router, and that of its target, as stages of one promise."""
-
-    def __init__(self, router: UncertaintyRouterCallback) -> None:
-        self.policy, self.mode = router.policy, router.terms.mode
-        following = getattr(chat_model_in(router.escalate_to), "router", None)
-        is_stage = isinstance(following, UncertaintyRouterCallback)
-        self.escalate_to: Any = _Stage(following) if is_stage else router.escalate_to
 
 
 _in_questions: ContextVar[BaseCallbackHandler | None] = ContextVar("semgrad_guard_in_questions", default=None)

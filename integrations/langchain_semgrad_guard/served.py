@@ -16,12 +16,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Any, cast
 
-from langchain_core.globals import get_llm_cache
 from langchain_core.language_models import LanguageModelInput, ModelProfile
-from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, message_chunk_to_message
-from langchain_core.runnables import Runnable, RunnableBinding
+from langchain_core.runnables import Runnable
 from langsmith.run_helpers import tracing_context  # pyright: ignore[reportUnknownVariableType]
 from pydantic import BaseModel, BeforeValidator, SkipValidation, field_validator
 
@@ -29,6 +27,7 @@ from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.deciding import Call, Deciding
 from langchain_semgrad_guard.messages import AnyTool
 from langchain_semgrad_guard.structured_output import Method, structured_by
+from langchain_semgrad_guard.targets import layers
 from semgrad_guard import Estimator, LanguageModel, Policy, estimator_of
 from semgrad_guard.adapters.calls import UNREAD_CALLS, AnswerForm, served_options, tells_reasoning
 from semgrad_guard.errors import AnswerFailedError, InputError
@@ -50,8 +49,6 @@ from semgrad_guard.guard import (
 )
 from semgrad_guard.records import PromptForm
 
-_EXACT_CACHES = ("InMemoryCache", "SQLAlchemyCache", "SQLAlchemyMd5Cache", "SQLiteCache", "RedisCache")
-
 
 class GuardedChatModel(Deciding):
     """Any chat model but a `ChatSemGrad`, whose answers are scored and decided about before they leave this one.
@@ -61,8 +58,8 @@ class GuardedChatModel(Deciding):
     An answer without log-probabilities is unscored, and `on_unscored` decides; so is one that holds what no score has
     seen: calls of tools, images, refusals. With a `scorer` an answer is scored as if that had written it.
 
-    The model inside inherits nothing of the run: no handler hears its parts, and LangSmith and OpenTelemetry do not see
-    them. LangChain's own switch for debugging, `set_debug(True)`, prints them.
+    The model inside inherits nothing of the run: no handler hears its parts, LangSmith and OpenTelemetry do not see
+    them, and no cache keeps them. LangChain's own switch for debugging, `set_debug(True)`, prints them.
 
     Args:
         model: the chat model, bound arguments included. Listeners belong on the guard.
@@ -157,16 +154,9 @@ class GuardedChatModel(Deciding):
             return None
 
     def _options(self, call: Call) -> dict[str, Any]:
-        """The options of a call to the model's server; the name of a cache that may answer in its place is one, too.
-
-        A semantic cache returns the answer to another prompt, and the answer does not show it.
-        """
+        """The options of a call to the model's server."""
         inner, bound = unbound(self.model)
-        options = served_options(inner, {**bound, **call.options})
-        cache = get_llm_cache() if inner.cache in (None, True) else inner.cache
-        kind = type(cache)
-        is_exact = kind.__name__ in _EXACT_CACHES and kind.__module__.startswith("langchain")
-        return options if cache is None or cache is False or is_exact else {**options, "cache": kind.__qualname__}
+        return served_options(inner, {**bound, **call.options})
 
     # LangChain's own methods.
 
@@ -209,10 +199,6 @@ class GuardedChatModel(Deciding):
         inner, bound = unbound(self.model)
         return {**inner._identifying_params, **bound, **super()._identifying_params}
 
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        inner, bound = unbound(self.model)
-        return inner._get_ls_params(stop=stop, **{**bound, **kwargs})
-
     def _resolve_model_profile(self) -> ModelProfile | None:
         return unbound(self.model)[0].profile
 
@@ -223,12 +209,11 @@ def unbound(model: Any) -> tuple[BaseChatModel, dict[str, Any]]:
     Raises:
         InputError: it is something else, it scores its own answers, or it has listeners.
     """
+    *bindings, found = layers(model)
     options = dict[str, Any]()
-    found: Any = model
-    while isinstance(found, RunnableBinding):
-        binding = cast("RunnableBinding[Any, Any]", found)
+    for binding in bindings:
         _require_unheard(binding.config.get("callbacks") or binding.config_factories)
-        options, found = {**binding.kwargs, **options}, binding.bound
+        options = {**binding.kwargs, **options}
     if isinstance(found, Deciding):
         raise InputError(f"{type(found).__name__} decides by itself: {type(found).__name__}(..., router=router)")
     if not isinstance(found, BaseChatModel):
@@ -255,12 +240,12 @@ def _template_options(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: the tools are described in a form that is not known here.
     """
+    if not options.get("tools") or options.get("tool_choice") == "none":
+        return {}
     try:
-        tools = convert.openai_tools(cast("Sequence[Any]", options.get("tools") or ()))
+        return {"tools": convert.openai_tools(options["tools"])}
     except Exception as error:
         raise InputError(f"the model's tools cannot be shown to the scorer ({error})") from error
-    chosen = "none" if options.get("tool_choice") == "none" else None
-    return AnswerForm.of({"tools": tools, "tool_choice": chosen}).template_options
 
 
 def _structure(options: Mapping[str, Any]) -> Structure | None:
@@ -300,9 +285,7 @@ class _Served:
     def __init__(self, guard: GuardedChatModel, call: Call) -> None:
         inner, bound = unbound(guard.model)
         options = {**bound, **call.options}
-        count: Any = options.get("n", getattr(inner, "n", None))
-        if isinstance(count, int) and count > 1:
-            raise InputError(f"a guard gives one answer, and n is {count}: ask several times")
+        inner = inner.model_copy(update={"cache": False})  # it would keep drafts, or answer another prompt by one
         self._guard, self._call, self._unheard = guard, call, _Unheard(guard.carry)
         self._early, self._whole = guard.early(call), cast("AIMessageChunk | None", None)
         self._flows = self._early is not None or (call.is_live and not call.withholds)

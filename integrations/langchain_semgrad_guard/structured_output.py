@@ -71,35 +71,27 @@ def structured_by(
     Raises:
         InputError: the model has no place in these steps that LangChain's own ways of building give it.
     """
-    swapped = _swapped(made, model, guard, None if include_raw else RunnableGenerator(_delivered, _adelivered))
-    if swapped is made:
+    places = list[Any]()
+
+    def around(step: Any) -> Any:
+        held: Any = step  # of a type that no check narrows
+        if step is model or (isinstance(step, RunnableBinding) and held.bound is model):
+            places.append(step)
+            guarded: Any = guard if step is model else held.model_copy(update={"bound": guard})
+            return guarded if include_raw else guarded | RunnableGenerator(_delivered, _adelivered)
+        if isinstance(step, RunnableSequence):
+            return cast("Any", RunnableSequence(*map(around, held.steps)))
+        if isinstance(step, RunnableParallel):
+            return RunnableParallel({name: around(one) for name, one in held.steps__.items()})
+        return held
+
+    steps = around(made)
+    if not places:
         raise InputError(
             f"{model.get_name()} builds its structured output in a way that cannot be guarded; bind a tool or a "
             "response_format to the guard and parse its answer"
         )
-    return swapped
-
-
-def _swapped(made: Any, model: BaseChatModel, guard: BaseChatModel, check: Runnable[Any, Any] | None) -> Any:
-    """The same steps around the guard in the model's place."""
-    if made is model:
-        return guard if check is None else guard | check
-    if isinstance(made, RunnableBinding):
-        binding = cast("RunnableBinding[Any, Any]", made)
-        if binding.bound is not model:
-            return binding
-        bound = binding.model_copy(update={"bound": guard})
-        return bound if check is None else bound | check
-    if isinstance(made, RunnableSequence):
-        known: list[Any] = cast("Any", made).steps
-        steps = [_swapped(step, model, guard, check) for step in known]
-        changed = any(old is not new for old, new in zip(known, steps, strict=True))
-        return cast("Any", RunnableSequence(*steps) if changed else made)
-    if isinstance(made, RunnableParallel):
-        named: dict[str, Any] = cast("Any", made).steps__
-        parts = {name: _swapped(step, model, guard, check) for name, step in named.items()}
-        return cast("Any", made if all(parts[name] is named[name] for name in named) else RunnableParallel(parts))
-    return made
+    return steps
 
 
 def _name(schema: dict[str, Any] | type) -> str:
@@ -130,10 +122,7 @@ def _checked(message: AIMessage, before: str) -> str:
     """
     verdict, text = stage_verdict(message), str(message.text)
     if verdict is not None and is_withheld(verdict):
-        advice = (
-            f"{text!r} is no object: give the router an escalate_to that answers in the same form, or use include_raw."
-        )
-        raise LowConfidenceError(verdict, draft=verdict.draft, advice=advice)
+        raise LowConfidenceError(verdict, draft=verdict.draft, advice=f"{text!r} is no object.")
     if message.response_metadata.get("finish_reason") == "length":
         whole = before + text
         try:

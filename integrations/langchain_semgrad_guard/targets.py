@@ -11,11 +11,11 @@ from typing import Any, cast
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.base import RunnableBinding, RunnableBindingBase
+from langchain_core.runnables.base import RunnableBindingBase
 
 from langchain_semgrad_guard import messages as convert
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Paused, Reply, Router, TargetReply, Work, external
+from semgrad_guard.guard import Paused, Reply, Router, Steps, TargetReply, Work, external
 
 _FORWARDED = ("max_tokens", "temperature", "top_p", "seed", "response_format", "stop")
 """Options of a call that other chat models understand as well; those of its tools are bound."""
@@ -30,11 +30,7 @@ class Target:
 
     @classmethod
     def of(cls, runnable: Runnable[Any, Any]) -> Target:
-        """The target for a model's answers.
-
-        Raises:
-            InputError: it takes no messages.
-        """
+        """The target for a model's answers."""
         return cls(runnable, _takes_state(runnable))
 
     def replying(
@@ -47,15 +43,18 @@ class Target:
 
     def _formed(self, options: Mapping[str, Any]) -> tuple[Runnable[Any, Any], dict[str, Any]]:
         """The Runnable for a call, and its options: a chat model answers in the same form, with the same tools."""
-        model = chat_model_in(self.runnable)
-        if model is None:
+        *bindings, model = layers(self.runnable)
+        if not isinstance(model, BaseChatModel):
             return self.runnable, {}
         given = {name: options[name] for name in _FORWARDED if options.get(name) is not None}
         tools = options.get("tools")
-        if not tools or "tools" in _bound_options(self.runnable):
+        if not tools or any("tools" in binding.kwargs for binding in bindings):
             return self.runnable, given
         chosen = {name: options[name] for name in ("tool_choice",) if options.get(name) is not None}
-        return _rebound(self.runnable, model.bind_tools(convert.openai_tools(tools), **chosen)), given
+        runnable = model.bind_tools(convert.openai_tools(tools), **chosen)
+        for binding in reversed(bindings):
+            runnable = binding.model_copy(update={"bound": runnable})
+        return runnable, given
 
 
 def replying(
@@ -69,35 +68,57 @@ def replying(
 ) -> Work:
     """The work of a target: its answer, read as a reply, or its error in the place of one."""
 
-    def call() -> TargetReply[Any]:
+    def steps() -> Steps[TargetReply[Any]]:
         with _reviewing(draft):
             try:
-                return read(runnable.invoke(given, config, **(options or {})))
+                result = yield invoked(runnable, given, config, options)
+                return result if isinstance(result, Paused) else read(result)
             except Exception as error:  # noqa: BLE001 - the router decides
-                return paused(error) or error
+                return error
 
-    async def coroutine() -> TargetReply[Any]:
-        with _reviewing(draft):
-            try:
-                return read(await runnable.ainvoke(given, config, **(options or {})))
-            except Exception as error:  # noqa: BLE001 - as above
-                return paused(error) or error
+    return Work.of(steps)
+
+
+def invoked(
+    runnable: Runnable[Any, Any], given: Any, config: RunnableConfig, options: Mapping[str, Any] | None = None
+) -> Work:
+    """The work of a Runnable: its result, or `Paused` where LangGraph interrupts the graph around."""
+
+    def call() -> Any:
+        try:
+            return runnable.invoke(given, config, **(options or {}))
+        except Exception as error:  # noqa: BLE001
+            return _paused(error)
+
+    async def coroutine() -> Any:
+        try:
+            return await runnable.ainvoke(given, config, **(options or {}))
+        except Exception as error:  # noqa: BLE001
+            return _paused(error)
 
     return Work(call, coroutine)
 
 
+def _paused(error: Exception) -> Paused:
+    if any(kind.__name__ == "GraphBubbleUp" for kind in type(error).__mro__):
+        return Paused(error)
+    raise error
+
+
 def reply_of(answer: Any) -> Reply[AIMessage]:
-    """A target's answer as a reply: a message, with its own record if it has one."""
-    message = convert.message_of(answer)
+    """A target's answer as a reply: a message, with its own record if it has one.
+
+    Raises:
+        InputError: it returned something else, or a graph that was interrupted.
+    """
+    if isinstance(answer, Mapping) and cast("Mapping[str, Any]", answer).get("__interrupt__"):
+        raise InputError("the escalation target was interrupted before it had an answer")
+    message = convert.as_message(convert.output_of(answer))
+    message = message.model_copy(update={"id": None, "name": None})  # they belong to the run that delivers
     recorded, calls = convert.stage_verdict(message), convert.calls_of(message)
     if recorded is None:
         return Reply(external(convert.message_text(message), tool_calls=calls), message)
     return Reply(recorded.revised(tool_calls=calls), message)
-
-
-def paused(error: Exception) -> Paused | None:
-    """An error by which LangGraph interrupts the graph around; None for any other."""
-    return Paused(error) if any(kind.__name__ == "GraphBubbleUp" for kind in type(error).__mro__) else None
 
 
 _draft: ContextVar[AIMessage | None] = ContextVar("semgrad_guard_draft", default=None)
@@ -156,53 +177,25 @@ def require_runnable(target: object) -> None:
 
 
 def _takes_state(runnable: Runnable[Any, Any]) -> bool:
-    """Whether a Runnable wants `{"messages": [...]}` in place of the messages themselves.
-
-    Raises:
-        InputError: it wants something else.
-    """
+    """Whether a Runnable wants `{"messages": [...]}` in place of the messages themselves."""
     if chat_model_in(runnable) is not None:
         return False
     try:
         schema = runnable.get_input_jsonschema()
     except Exception:  # noqa: BLE001 - schemas are a courtesy: LangChain raises many kinds of errors where there is none
         return False
-    fields = schema.get("properties")
-    if schema.get("type") == "object" and fields:
-        if "messages" in fields:
-            return True
-        names = ", ".join(sorted(fields))
-        form = ", ".join(f"{name!r}: messages[-1].text" for name in sorted(fields))
-        raise InputError(
-            f"escalate_to takes {{{names}}} and an escalation hands it the list of messages. Put a step before it that "
-            f"makes the one of the other: RunnableLambda(lambda messages: {{{form}}}) | chain"
-        )
-    if schema.get("type") == "string":
-        raise InputError(
-            "escalate_to takes a string and an escalation hands it the list of messages. Put a step before it: "
-            "RunnableLambda(lambda messages: messages[-1].text) | chain"
-        )
-    return False
+    return schema.get("type") == "object" and "messages" in schema.get("properties", ())
+
+
+def layers(runnable: Any) -> list[Any]:
+    """A Runnable and what is within its bindings, from the outside; the last one is no binding."""
+    found = [runnable]
+    while isinstance(found[-1], RunnableBindingBase):
+        found.append(cast("RunnableBindingBase[Any, Any]", found[-1]).bound)
+    return found
 
 
 def chat_model_in(runnable: Any) -> BaseChatModel | None:
     """The chat model inside of bindings; None where there is none."""
-    while isinstance(runnable, RunnableBindingBase):
-        runnable = cast("RunnableBindingBase[Any, Any]", runnable).bound
-    return runnable if isinstance(runnable, BaseChatModel) else None
-
-
-def _bound_options(runnable: Any) -> Mapping[str, Any]:
-    found: dict[str, Any] = {}
-    while isinstance(runnable, RunnableBindingBase):
-        binding = cast("RunnableBindingBase[Any, Any]", runnable)
-        found, runnable = {**binding.kwargs, **found}, binding.bound
-    return found
-
-
-def _rebound(runnable: Any, model: Runnable[Any, Any]) -> Runnable[Any, Any]:
-    """The same bindings around another model."""
-    if not isinstance(runnable, RunnableBindingBase):
-        return model
-    binding = cast("RunnableBinding[Any, Any]", runnable)
-    return binding.model_copy(update={"bound": _rebound(binding.bound, model)})
+    innermost = layers(runnable)[-1]
+    return innermost if isinstance(innermost, BaseChatModel) else None

@@ -6,24 +6,21 @@ score and does not run.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain.agents.middleware import AgentMiddleware, ToolCallRequest
 from langchain_core.decisions import BaseDecisionModel, ClassifierRequest, Question
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
-from langchain_core.messages import ToolCall as Call
 from langgraph.types import Command
 from pydantic import TypeAdapter
 
-from langchain_semgrad_guard.decisions import require_rule, require_version, settings_of, uncertainty_of
+from langchain_semgrad_guard.decisions import require_rule, settings_of, uncertainty_of
 from langchain_semgrad_guard.messages import get_verdict
-from semgrad_guard import METADATA_KEY, Binding, Calibration, ToolCall
-from semgrad_guard.calibration import calibrate_runs
-from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.guard import Steps, Work, adrive, binding_of, drive, judged
+from semgrad_guard import METADATA_KEY, Calibration, ToolCall, Verdict
+from semgrad_guard.adapters.calls import BLOCKED_WORDS, calibrate_calls, call_score, judged_call, require_call_rule
+from semgrad_guard.errors import InputError
+from semgrad_guard.guard import DecisionSink, Steps, Work, adrive, drive
 
 Result = ToolMessage | Command[Any]
 Score = Callable[[ToolCallRequest], float | None]
@@ -69,21 +66,18 @@ class ToolGate(AgentMiddleware[Any, Any, Any]):
         score: BaseDecisionModel | Score | None = None,
         *,
         trusted: Collection[str] = (),
-        words: str = "Not run: it is not sure enough that this call of {tool} is right. Ask the user, or look first.",
-        log: Any = None,
+        words: str = BLOCKED_WORDS,
+        log: DecisionSink | None = None,
     ) -> None:
         super().__init__()
-        self.rule, self.score, self.trusted = rule.require_intact(), score, frozenset(trusted)
-        self.words, self.log = words, log
         if isinstance(score, BaseDecisionModel):
             require_rule(rule, score)
-        elif score is not None and not callable(score):
+        elif score is None:
+            require_call_rule(rule)
+        elif not callable(score):
             raise InputError("score is a decision model, or a function of the request")
-        elif score is None and not _is_of_calls(rule):
-            raise InputError(
-                "this rule is not about tokens of tool calls: make it by calibrate_tool_calls, or give the decision "
-                "model that it was made for, or a function, as score"
-            )
+        self.rule, self.score, self.trusted = rule.require_intact(), score, frozenset(trusted)
+        self.words, self.log = words, log
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Result]) -> Result:
         """Run the call, or say why not."""
@@ -96,21 +90,19 @@ class ToolGate(AgentMiddleware[Any, Any, Any]):
         return await handler(request) if await adrive(self._lets_through(request)) else self._blocked(request)
 
     def _lets_through(self, request: ToolCallRequest) -> Steps[bool]:
-        name = request.tool_call["name"]
-        if name in self.trusted:
+        call = ToolCall(request.tool_call["name"], request.tool_call["args"], request.tool_call["id"])
+        if call.name in self.trusted:
             return True
-        if _stays_blocked(name, messages_of(request)):
+        if _stays_blocked(call.name, messages_of(request)):
             return False
         if isinstance(self.score, BaseDecisionModel):
             model, question = self.score, self._question(request)
             response = yield Work(lambda: model.invoke(question), lambda: model.ainvoke(question))
-            require_version(self.rule, response.model)
-            uncertainty = uncertainty_of(response.answers.get(name), settings_of(self.rule)["safe"])
+            require_rule(self.rule, model, version=response.model)
+            uncertainty = uncertainty_of(response.answers.get(call.name), settings_of(self.rule)["safe"])
         else:
-            uncertainty = self._written(request) if self.score is None else self.score(request)
-        text = json.dumps({"name": name, "args": request.tool_call["args"]}, default=repr)
-        judging = partial(judged, self.rule, uncertainty, text=text, log=self.log)
-        return judging() if self.log is None else (yield Work(judging))
+            uncertainty = self.score(request) if self.score else self._written(call, messages_of(request))
+        return (yield from judged_call(self.rule, call, uncertainty, self.log))
 
     def _question(self, request: ToolCallRequest) -> ClassifierRequest:
         """The rule's question about a call, as `AutoModeMiddleware` asks it."""
@@ -126,12 +118,11 @@ class ToolGate(AgentMiddleware[Any, Any, Any]):
             "questions": {call["name"]: _QUESTION.validate_json(settings_of(self.rule)["question"])},
         }
 
-    def _written(self, request: ToolCallRequest) -> float | None:
+    def _written(self, call: ToolCall, messages: Sequence[BaseMessage]) -> float | None:
         """The uncertainty of the tokens that spell a call; None where it was changed since, or was never scored."""
-        call = request.tool_call
-        for message in reversed(messages_of(request)):
-            if isinstance(message, AIMessage) and any(own["id"] == call["id"] for own in message.tool_calls):
-                uncertainty, bound = _scored(message, call)
+        for message in reversed(messages):
+            if isinstance(message, AIMessage) and any(own["id"] == call.id for own in message.tool_calls):
+                uncertainty, bound = call_score(get_verdict(message), call)
                 if bound is not None and self.rule.binding is not None:
                     self.rule.binding.require(bound)
                 return uncertainty
@@ -176,46 +167,14 @@ def calibrate_tool_calls(
         InputError: a call has no label, or no run has a call.
         CalibrationError: the calls were scored in different ways.
     """
-    numbers, scores, right, bindings = list[int](), list[float | None](), list[bool](), list[Binding]()
-    for number, (messages, labels) in enumerate(runs):
-        for message in messages:
-            calls = message.tool_calls if isinstance(message, AIMessage) else []
-            for call in (one for one in calls if one["name"] not in trusted):
-                label = labels.get(call["id"] or "")
-                if label is None:
-                    raise InputError(f"run {number + 1}: the call {call['id']!r} of {call['name']} has no label")
-                uncertainty, bound = _scored(message, call)
-                if bound is not None:
-                    bindings.append(bound)
-                numbers.append(number)
-                scores.append(uncertainty)
-                right.append(label)
-    if not bindings:
-        raise InputError("no call of these runs has a score: record them with ChatSemGrad or GuardedChatModel")
-    for other in bindings:
-        if other != bindings[0]:
-            raise CalibrationError(
-                f"The calls were scored in different ways: {'; '.join(bindings[0].in_words(other)) or 'settings'}."
-            )
-    return calibrate_runs(numbers, scores, right, binding=bindings[0], alpha=alpha, delta=delta, tries=tries)
+    how: Any = {"alpha": alpha, "delta": delta, "tries": tries}
+    return calibrate_calls(((_calls(messages), labels) for messages, labels in runs), trusted=trusted, **how)
 
 
-_UNIT = {"by": "call"}
-
-
-def _is_of_calls(rule: Calibration) -> bool:
-    return rule.binding is not None and _UNIT.items() <= (rule.binding.settings or {}).items()
-
-
-def _scored(message: BaseMessage, call: Call) -> tuple[float | None, Binding | None]:
-    """The uncertainty of a call as it is, and what that is bound to; None for both where it was not written so."""
-    verdict, digest = get_verdict(message), ToolCall(call["name"], call["args"]).digest
-    written = () if verdict is None else [one.uncertainty for one in verdict.calls if one.digest == digest]
-    scores = [one for one in written if one is not None]
-    if verdict is None or not scores or len(scores) < len(written):
-        return None, None
-    own = binding_of(verdict)
-    return max(scores), own.model_copy(update={"settings": {**(own.settings or {}), **_UNIT}})
+def _calls(messages: Sequence[BaseMessage]) -> Iterator[tuple[Verdict | None, ToolCall]]:
+    for message in messages:
+        for call in message.tool_calls if isinstance(message, AIMessage) else ():
+            yield get_verdict(message), ToolCall(call["name"], call["args"], call["id"])
 
 
 def messages_of(request: ToolCallRequest) -> Sequence[BaseMessage]:

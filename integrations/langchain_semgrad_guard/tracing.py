@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from itertools import chain
 from typing import Any
 from uuid import UUID
 
-from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 from opentelemetry._logs import LoggerProvider
-from opentelemetry.trace import Span, get_current_span
+from opentelemetry.trace import INVALID_SPAN, Span, get_current_span
 
 from langchain_semgrad_guard.deciding import TracingHandler
 from langchain_semgrad_guard.messages import verdict_of
@@ -19,7 +17,6 @@ from semgrad_guard.adapters.traces import EvaluationLog
 from semgrad_guard.errors import LowConfidenceError
 
 _OPENINFERENCE = "openinference.instrumentation.langchain"
-_log = logging.getLogger(__name__)
 
 
 class UncertaintyTracer(TracingHandler):
@@ -32,7 +29,8 @@ class UncertaintyTracer(TracingHandler):
     `gen_ai.evaluation.result` is tied to it. The decision of a router is written as well as the score; a scored
     target's run, within an answer's, has a span of its own. No text is written.
 
-    Give it in a config's callbacks: the model's own come after the instrumentor, which ends the span too early.
+    Give it in a config's callbacks: the model's own come after the instrumentor, which ends the span too early, so that
+    the verdict is an event only.
 
     Args:
         logger_provider: where events go; default: OpenTelemetry's global one.
@@ -42,42 +40,25 @@ class UncertaintyTracer(TracingHandler):
 
     def __init__(self, *, logger_provider: LoggerProvider | None = None) -> None:
         self._evaluations = EvaluationLog(__name__, logger_provider=logger_provider)
-        self._spans: dict[UUID, Span] = {}
-
-    def on_chat_model_start(
-        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
-    ) -> None:
-        """Remember the span: where it ends before this handler hears of the run's end, the event still finds it."""
-        self._spans[run_id] = _open_span_of(run_id) or get_current_span()
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Write the verdict, if the answer carries one."""
-        begun = self._spans.pop(run_id, None)
         verdict = verdict_of(response)
-        if verdict is None:
-            return
-        span = _open_span_of(run_id) or begun or get_current_span()
-        if span.get_span_context().is_valid and not span.is_recording():
-            _log.warning(
-                "the span of run %s had ended before its verdict came, which is therefore an event only. "
-                'Give UncertaintyTracer in a config: {"callbacks": [UncertaintyTracer()]}.',
-                run_id,
-            )
-        delivered = next(chain.from_iterable(response.generations), None)
-        response_id = delivered.message.id if isinstance(delivered, ChatGeneration) else None
-        self._evaluations.write(verdict.metadata(), span, response_id=response_id)
+        if verdict is not None:
+            delivered = next(chain.from_iterable(response.generations), None)
+            response_id = delivered.message.id if isinstance(delivered, ChatGeneration) else None
+            self._evaluations.write(verdict.metadata(), _span_of(run_id), response_id=response_id)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Write the verdict that a raising router's error holds; forget the span."""
-        begun = self._spans.pop(run_id, None)
+        """Write the verdict that a raising router's error holds."""
         if isinstance(error, LowConfidenceError):
-            self._evaluations.write(error.verdict.metadata(), _open_span_of(run_id) or begun or get_current_span())
+            self._evaluations.write(error.verdict.metadata(), _span_of(run_id))
 
 
-def _open_span_of(run_id: UUID) -> Span | None:
-    """OpenInference's span of a run, while it is open."""
+def _span_of(run_id: UUID) -> Span:
+    """OpenInference's span of a run, while it is open; the current one where it is not in use."""
     module: Any = sys.modules.get(_OPENINFERENCE)  # imported by every instrumentor
     instrumentor = None if module is None else module.LangChainInstrumentor()
     if instrumentor is None or not instrumentor.is_instrumented_by_opentelemetry:
-        return None
-    return instrumentor.get_span(run_id)
+        return get_current_span()
+    return instrumentor.get_span(run_id) or INVALID_SPAN

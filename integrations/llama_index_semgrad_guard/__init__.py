@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from llama_index_semgrad_guard.records import get_verdict as get_verdict
     from llama_index_semgrad_guard.router import UncertaintyRouterCallback as UncertaintyRouterCallback
     from llama_index_semgrad_guard.targets import ask_person as ask_person
+    from llama_index_semgrad_guard.tool_gate import ToolGate as ToolGate
+    from llama_index_semgrad_guard.tool_gate import calibrate_tool_calls as calibrate_tool_calls
     from semgrad_guard.errors import LowConfidenceError as LowConfidenceError
     from semgrad_guard.guard import asking as asking
 else:

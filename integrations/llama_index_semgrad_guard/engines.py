@@ -75,17 +75,9 @@ class _OnePiece:
         """Itself: it is whole."""
         return self
 
-    async def aget_response(self) -> Any:
-        """Itself."""
-        return self
-
     def print_response_stream(self) -> None:
         """Print the answer."""
         print(self.response or "", end="", flush=True)
-
-    async def aprint_response_stream(self) -> None:
-        """Print the answer."""
-        self.print_response_stream()
 
 
 class Answer(_OnePiece, Response):

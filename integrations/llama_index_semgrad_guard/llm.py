@@ -40,6 +40,7 @@ from llama_index_semgrad_guard.records import (
 )
 from llama_index_semgrad_guard.router import UncertaintyRouterCallback
 from llama_index_semgrad_guard.targets import asking_target
+from llama_index_semgrad_guard.tool_gate import Turn, current_turn
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm, openai_logprobs
 from semgrad_guard.adapters.settings import LocalModelFields, template_calls_tools
@@ -216,10 +217,10 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         options = CallOptions(self._writing(kwargs, also=also | {"formatted"}), AnswerForm.of(kwargs))
         if not isinstance(prompt, str):
             to_conversation(prompt)  # what cannot be read is an error of the call, and not of the stream
-        return self._answered(prompt, options, question_of(self.router), is_live=is_live)
+        return self._answered(prompt, options, question_of(self.router), current_turn(), is_live=is_live)
 
     def _answered(
-        self, prompt: Prompt, options: CallOptions, question: Question | None, *, is_live: bool
+        self, prompt: Prompt, options: CallOptions, question: Question | None, turn: Turn | None, *, is_live: bool
     ) -> StreamSteps[Chunk, None]:
         """The pieces of what goes out, and at the end the whole with its record."""
         text = thought = ""
@@ -227,6 +228,8 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         def show(step: Piece | SentencePiece | Outcome[Any]) -> Iterator[Chunk]:
             nonlocal text, thought
             if isinstance(step, Outcome):
+                if turn is not None and self.router is not False:
+                    turn.note(step.verdict)
                 yield self._whole(step, sent=text)
             elif isinstance(step, ThoughtPiece):
                 thought += step.text
@@ -241,7 +244,7 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
             if self.router is None:
                 record_draft(draft.verdict, draft.prompt)
                 report(draft.verdict, "llm")
-            yield self._whole(Outcome(draft.verdict, draft.answer), sent=text)
+            yield from show(Outcome(draft.verdict, draft.answer))
             return
         terms = reporting(self.router.terms if question is None else question.terms, "llm")
         ask = asking_target(self.router.escalate_to, prompt)

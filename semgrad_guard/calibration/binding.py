@@ -23,8 +23,8 @@ _OF_A_REQUEST = frozenset({"temperature", "top_p", "top_k", "grammar"})
 
 _OF_ESTIMATORS = frozenset({"estimator", "settings"})
 
-GRADER_VERSIONS = {"contains": 2}
-"""Our graders whose rules have changed, with the version of their rules; it belongs to their names (`contains@2`)."""
+GRADER_VERSIONS = {"contains": 3}
+"""Our graders whose rules have changed, with the version of their rules; it belongs to their names (`contains@3`)."""
 
 _NOT_COMPARED = frozenset({"max_tokens", "stop", "on_cut", "options"})
 """Where answers could be cut off is compared with the answers that were (`Binding.cut_elsewhere`), and `options` with

@@ -74,6 +74,34 @@ class ModelWriter:
         return self.model.render(conversation).form
 
 
+def asking(url: str, model: str) -> Callable[[Sequence[str]], list[str]]:
+    """Prompts to replies, by this model of the server at `url`, greedily.
+
+    Raises:
+        InputError: the URL is none.
+        UpstreamError: the server fails.
+    """
+    from semgrad_guard.server.remote import RemoteServer, answers_in
+
+    RemoteServer(url)
+
+    async def replies(prompts: Sequence[str]) -> list[str]:
+        server = RemoteServer(url, api_key=os.environ.get(UPSTREAM_KEY))
+
+        async def reply(prompt: str) -> str:
+            turns = [{"role": "user", "content": prompt}]
+            body = {"model": model, "messages": turns, "temperature": 0.0, "stream": False}
+            (found,) = answers_in(await server.chat(body), 1)
+            return found.text
+
+        try:
+            return list(await asyncio.gather(*map(reply, prompts)))
+        finally:
+            await server.close()
+
+    return lambda prompts: asyncio.run(replies(prompts))
+
+
 @dataclass(frozen=True)
 class ServerWriter:
     """The answers of the server at `url`, of its model that `scorer` names.

@@ -40,7 +40,6 @@ from semgrad_guard.loading import ModelSource
 from semgrad_guard.metrics import aurc, auroc
 from semgrad_guard.paper.experiment import Experiment, SampledQuestions, semgrad_ablations
 from semgrad_guard.paper.graded import GradedRun, read_graded, write_graded
-from semgrad_guard.paper.guarantee import ALPHAS
 from semgrad_guard.paper.measuring import price_of_samples
 from semgrad_guard.paper.report import is_report, write_report
 from semgrad_guard.paper.results import Results, is_graded_table
@@ -248,7 +247,7 @@ def write(results: Results, files: Files) -> None:
 def report(results: Results, others: Sequence[GradedRun], files: Files) -> None:
     """Tables, figures and the page, of this run and of other ones."""
     with status("Writing the report …"):
-        write_report([results.graded_run, *others], files.folder, alphas=ALPHAS, tell=lambda what: detail(f"{what} …"))
+        write_report([results.graded_run, *others], files.folder, tell=lambda what: detail(f"{what} …"))
 
 
 def show(results: Results, files: Files, *, as_json: bool, reported: bool = True) -> None:

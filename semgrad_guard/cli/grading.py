@@ -208,7 +208,7 @@ def _verdicts(
         found = labels_for(labels, items, others=others)
         return [False if item.text is None else label for item, label in zip(items, found, strict=True)]
     texts = [
-        AnswerToGrade(one.question, one.text or "", one.references, by_sentence, by_sentence and one.passage or None)
+        AnswerToGrade(one.question, one.text or "", one.references, by_sentence, (by_sentence and one.passage) or None)
         for one in items
     ]
     with kept_on_interrupt(f"Grading by {grader.name}", f"grades are kept in {book}") as tell:

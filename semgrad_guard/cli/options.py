@@ -151,6 +151,14 @@ def template_option(value: str) -> str:
     return value
 
 
+def writer(value: str) -> str:
+    """The model itself, or the URL of a server and its model's name."""
+    url, _, name = value.partition("#")
+    if value == "itself" or (name and url.startswith(("http://", "https://"))):
+        return value
+    raise typer.BadParameter("give itself, or a server's URL and its model: http://localhost:8080/v1#large")
+
+
 def engine(value: str) -> str:
     """vLLM, with its arguments as JSON perhaps, or the URL of a server."""
     name, given, arguments = value.partition("=")

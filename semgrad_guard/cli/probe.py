@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +13,7 @@ from semgrad_guard.cli import loading, options, terminal
 from semgrad_guard.cli.command import code_of_run
 from semgrad_guard.cli.terminal import OUT, note, progress, say, show_line
 from semgrad_guard.named import POCKET
-from semgrad_guard.questions.data import QuestionFile, with_paraphrases
+from semgrad_guard.questions.data import Question, QuestionFile, with_paraphrases
 from semgrad_guard.questions.data_files import Output, beside, read_by, require_outputs, sole_writer
 from semgrad_guard.questions.job_record import is_record
 from semgrad_guard.questions.prompts import Phrasing
@@ -27,7 +29,7 @@ def probe(  # a command's options are its arguments
     data: Annotated[
         Path,
         options.option(
-            'Questions with "paraphrases" and, best, "answers"; "-" reads them from stdin.',
+            'Questions with "answers", best, and "paraphrases" (or see --paraphrases); "-" reads them from stdin.',
             options.DATA,
             "FILE",
             reads=options.stream,
@@ -44,6 +46,25 @@ def probe(  # a command's options are its arguments
         options.flag("Only measure the meaning; let the model answer nothing.", options.ANSWERS, "--no-answers"),
     ] = False,
     system: options.System = None,
+    paraphrases: Annotated[
+        str | None,
+        options.option(
+            "Who writes three paraphrases of each question without any: the model itself, or a model of a server with "
+            "OpenAI's protocol; its key stands in the environment (SEMGRAD_GUARD_UPSTREAM_API_KEY). Default: nobody.",
+            options.DATA,
+            "itself|URL#MODEL",
+            reads=options.writer,
+        ),
+    ] = None,
+    nli: Annotated[
+        str | None,
+        options.option(
+            "An NLI model, which drops written paraphrases that ask something else.",
+            options.DATA,
+            "MODEL",
+            reads=options.some_text,
+        ),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Find where a model keeps the meaning of a prompt, and which prompt token SemGrad should use.
@@ -52,33 +73,38 @@ def probe(  # a command's options are its arguments
     the file has references, tell where SemGrad works. The record has the token to use and the reason, and
     LanguageModel takes it: semantic_token=TokenChoice.load(FILE).
     """
-    from semgrad_guard.engine.scores.semantic_preservation import SemanticPreservation
     from semgrad_guard.paper.drawing import is_drawn, require_drawable
+    from semgrad_guard.paper.paraphrases import KIND
     from semgrad_guard.paper.probe_record import Probe
     from semgrad_guard.paper.probing import ProbePlan
 
     # Next to the record the state of an interrupted run, and pictures.
-    states, kept, heat_map, scatter = (
-        beside(output, suffix) for suffix in (".states.safetensors", ".answers.jsonl", ".sps.png", ".auroc.png")
+    written, kept, heat_map, scatter = (
+        beside(output, suffix) for suffix in (".paraphrases.jsonl", ".answers.jsonl", ".sps.png", ".auroc.png")
     )
     phrasing, sources = loading.phrasing("plain", system)
     source = loading.source_of(model, dtype=dtype, device=device, template_option=template_option)
     require_drawable(heat_map)
     outputs = [
         Output(output, "record of a probe", read_by(Probe.load)),
-        Output(states, "file of a probe's sums", read_by(SemanticPreservation.read)),
+        *([] if paraphrases is None else [Output(written, "record of paraphrases", is_record(KIND))]),
         Output(kept, "record of answers", is_record()),
         *(Output(path, "picture of a probe", is_drawn) for path in (heat_map, scatter)),
     ]
     require_outputs(outputs, inputs=[data, Path(model), *sources])
     questions = loading.read_data(data, column, needs="question")
-    if left_out := len(questions.rows) - len(with_paraphrases(questions.rows)):
-        note(f"{left_out} of {len(questions.rows)} questions have no paraphrases; SPS leaves them out.")
+    if paraphrases is None:
+        with_paraphrases(questions.rows)
     plan = ProbePlan(batch_size=loading.BATCH, system=phrasing.system)
     with sole_writer(output):
         language_model = loading.load(source)
         try:
-            found = _probe(questions, plan, language_model, states, None if no_answers else kept)
+            if paraphrases is not None:
+                rows = _paraphrased(questions.rows, written, paraphrases, nli, language_model)
+                questions = replace(questions, rows=tuple(rows))
+            if left_out := len(questions.rows) - len(with_paraphrases(questions.rows)):
+                note(f"{left_out} of {len(questions.rows)} questions have no paraphrases; SPS leaves them out.")
+            found = _probe(questions, plan, language_model, None if no_answers else kept)
         except KeyboardInterrupt as error:
             message = f"Finished work is kept next to {output}. Run the same command again to continue."
             say(message, label=terminal.in_words(error))
@@ -96,7 +122,23 @@ def probe(  # a command's options are its arguments
     raise typer.Exit(code_of_run(broken=questions.problems))
 
 
-def _probe(questions: QuestionFile, plan: ProbePlan, model: LanguageModel, states: Path, kept: Path | None) -> Probe:
+def _paraphrased(
+    questions: Sequence[Question], path: Path, writer: str, nli: str | None, model: LanguageModel
+) -> list[Question]:
+    from semgrad_guard.cli.answers import asking
+    from semgrad_guard.grading.by_name import entailment_model
+    from semgrad_guard.paper.paraphrases import by_model, with_written
+
+    url, _, name = writer.partition("#")
+    ask = asking(url, name) if name else by_model(model)
+    with loading.quietly("Loading what compares questions …"):
+        judge = None if nli is None else entailment_model(nli)
+    with progress("Writing paraphrases") as tell:
+        named = writer if name else f"{model.identity.name}, {model.identity.fingerprint}"
+        return with_written(questions, path, ask, writer=named, nli=judge, batch_size=loading.BATCH, on_progress=tell)
+
+
+def _probe(questions: QuestionFile, plan: ProbePlan, model: LanguageModel, kept: Path | None) -> Probe:
     from semgrad_guard.grading import GRADERS, default_grader
     from semgrad_guard.guard import template_name
     from semgrad_guard.paper.probing import probe
@@ -106,7 +148,6 @@ def _probe(questions: QuestionFile, plan: ProbePlan, model: LanguageModel, state
         model=model,
         plan=plan,
         data=questions.path.name,
-        states_path=states,
         answers_path=kept,
         grader=GRADERS[default_grader(template_name(model, Phrasing().name()))],
         phase=progress,
@@ -117,8 +158,7 @@ def _draw(found: Probe, heat_map: Path, scatter: Path) -> list[Path]:
     from semgrad_guard.paper.drawing import save
     from semgrad_guard.paper.figures import sps_auroc_figure, sps_figure
 
-    maps = found.maps
-    drawn = [save(sps_figure(maps.sps, title=maps.title, tokens=maps.tokens), heat_map)]
-    if maps.auroc is not None:
-        drawn.append(save(sps_auroc_figure(maps.sps, maps.auroc, title=maps.title), scatter))
+    drawn = [save(sps_figure(found.preservation, title=found.title, tokens=found.labels), heat_map)]
+    if (aurocs := found.aurocs) is not None:
+        drawn.append(save(sps_auroc_figure(found.preservation, aurocs, title=found.title), scatter))
     return drawn

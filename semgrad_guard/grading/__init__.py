@@ -7,8 +7,7 @@ from semgrad_guard.engine.words import normalise as normalise
 from semgrad_guard.engine.words import token_f1 as token_f1
 from semgrad_guard.grading.by_name import GRADERS as GRADERS
 from semgrad_guard.grading.by_name import ExactMatch as ExactMatch
-from semgrad_guard.grading.by_name import RougeL as RougeL
-from semgrad_guard.grading.by_name import TokenF1 as TokenF1
+from semgrad_guard.grading.by_name import SharedWords as SharedWords
 from semgrad_guard.grading.by_name import default_grader as default_grader
 from semgrad_guard.grading.by_name import rouge_l as rouge_l
 from semgrad_guard.grading.contains import Contains as Contains

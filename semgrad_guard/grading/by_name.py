@@ -28,7 +28,6 @@ from semgrad_guard.grading.grader import (
     WithRefusals,
     WordGrader,
     any_reference,
-    require_threshold,
     settling,
 )
 from semgrad_guard.questions.data_files import read_text
@@ -56,43 +55,20 @@ class ExactMatch(WordGrader):
 
 
 @dataclass(frozen=True)
-class TokenF1(WordGrader):
-    """Shares enough words with one of the references: F1 at or above `threshold`, in (0, 1]."""
+class SharedWords(WordGrader):
+    """Shares enough words with one of the references: their `measure` is at or above `threshold`, in (0, 1]."""
 
-    threshold: float = 0.5
-
-    def __post_init__(self) -> None:
-        require_threshold(self.threshold, "token-F1", 0.5)
+    kind: str
+    measure: Callable[[str, str], float]
+    threshold: float
 
     @property
     def name(self) -> str:
-        return f"token-f1>={self.threshold:g}"
+        return f"{self.kind}>={self.threshold:g}"
 
     def agrees(self, answer: AnswerToGrade) -> bool:
         """Whether the text shares enough words with a reference."""
-        return any(token_f1(answer.text, reference) >= self.threshold for reference in answer.references)
-
-
-@dataclass(frozen=True)
-class RougeL(WordGrader):
-    """Shares enough words in the same order with one of the references: ROUGE-L at or above `threshold`, in (0, 1].
-
-    The threshold .3 is the literature's for short answers (Kuhn et al., "Semantic uncertainty", ICLR 2023). It lets
-    much through: one right word of five is .33.
-    """
-
-    threshold: float = 0.3
-
-    def __post_init__(self) -> None:
-        require_threshold(self.threshold, "ROUGE-L", 0.3)
-
-    @property
-    def name(self) -> str:
-        return f"rouge-l>={self.threshold:g}"
-
-    def agrees(self, answer: AnswerToGrade) -> bool:
-        """Whether the text shares enough words in a reference's order."""
-        return any(rouge_l(answer.text, reference) >= self.threshold for reference in answer.references)
+        return any(self.measure(answer.text, reference) >= self.threshold for reference in answer.references)
 
 
 def rouge_l(text: str, answer: str) -> float:
@@ -144,9 +120,6 @@ class Bem:
 
     model: AnswerEquivalence
     threshold: float = 0.7
-
-    def __post_init__(self) -> None:
-        require_threshold(self.threshold, "BEM", 0.7)
 
     @property
     def name(self) -> str:
@@ -267,10 +240,14 @@ def _prompt(answer: AnswerToGrade) -> str:
 GRADERS: dict[str, WordGrader] = {
     "contains": Contains(),
     "exact-match": ExactMatch(),
-    "token-f1": TokenF1(),
-    "rouge-l": RougeL(),
+    "token-f1": SharedWords("token-f1", token_f1, 0.5),
+    "rouge-l": SharedWords("rouge-l", rouge_l, 0.3),
 }
-"""Those that need no model, by the names the command line offers."""
+"""Those that need no model, by the names the command line offers.
+
+ROUGE-L's threshold is the literature's for short answers (Kuhn et al., "Semantic uncertainty", ICLR 2023). It lets much
+through: one right word of five is .33.
+"""
 
 
 def is_final(grader: str) -> bool:

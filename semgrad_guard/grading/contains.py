@@ -1,56 +1,89 @@
 """The reference in the answer, asserted: a grader by words for models that answer in sentences.
 
 Chat models put the answer into a sentence ("The capital of Mongolia is Ulaanbaatar, which ..."), where equal or shared
-words miss it. An answer is right if one sentence about the question asserts a reference, wrong if it has none or denies
-it, and without a verdict where this grader would have to guess. How a sentence takes the words that it mentions, it
-tells by English phrases. Quantities are numbers with their units, which pint compares.
+words miss it. An answer is right if it equals a reference, or if a sentence about the question asserts one; wrong if it
+mentions none, or denies it; and without a verdict wherever this grader would have to guess. How a sentence takes the
+words that it mentions, it tells by English phrases.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+import tomllib
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, cast
+from importlib.resources import files
+from typing import Literal
 
 from semgrad_guard.calibration.binding import GRADER_VERSIONS
-from semgrad_guard.engine.words import normalise
+from semgrad_guard.engine.words import normalise, with_points
 from semgrad_guard.grading.abstention import abstains
 from semgrad_guard.grading.grader import AnswerToGrade, WordGrader
-from semgrad_guard.grading.mentions import (
-    ARTICLES,
-    MONTHS,
-    SMALL,
-    Question,
-    Span,
-    Text,
-    Word,
-    akin,
-    ends_a_phrase,
-    forms_of,
-    mentions,
-    read,
-    words_of,
+
+_ENGLISH: dict[str, dict[str, str]] = tomllib.loads(
+    files("semgrad_guard.grading").joinpath("contains.toml").read_text(encoding="utf-8")
 )
 
+
+def _words_in(name: str) -> list[str]:
+    """A list of words of the English phrases."""
+    return _ENGLISH["words"][name].split()
+
+
+_MONTHS = _words_in("months")
+_SMALL, _UNITS, _REFERRING = (frozenset(_words_in(name)) for name in ("small", "units", "referring"))
+_DOUBTS, _DOUBTS_AFTER, _RELATIONS = (frozenset(_words_in(name)) for name in ("doubts", "doubts_after", "relations"))
+_COPULAS = frozenset(("is", "are", "was", "were"))
 _YES, _NO = ("yes", "true"), ("no", "false")
-_COPULAS = words_of("is are was were has had")
-_REFERRING = words_of("it this he she they there answer these those his her their its")
-_PREFERRING = words_of("than not but though although followed")
-_ASIDES = words_of("unlike followed together alongside which who and as with since when")
-_ITEM = re.compile(r"(?:^|\n|:)\s*[-*•] +\W*$")
-_COVERED, _NEAR, _SHORT, _ITEMS = 0.25, 3, 5, 3
+_LETTERED = re.compile(r"(?:^|[\s(])([A-H])[).:]\s*(.+?)(?=[\s,;(]+[A-H][).:]|[.?]\s|[.?]?$)", re.DOTALL)
+"""One of a question's options: "A) Madrid B) Rome"."""
+_EITHER = re.compile(r"(\w+),? or (?:(?:an?|the|in|on|at) )*(\w+)")
+_ITEM = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
+_FEW_ITEMS, _FEW_WORDS, _NEAR = 2, 5, 7
+"""A list of more items offers several answers; a sentence with so few further words is a phrase that answers; a mention
+so near to the beginning is what a pronoun there is said to be."""
+_MOST, _ALL = 0.5, 0.75
+"""Shares of a question's words that a sentence repeats."""
+
+_NOT = (
+    r"(?:not|never|neither|nor|no|cannot|hardly|without|nobody|none|anything but|unable"
+    r"|(?:is|are|was|were|ca|could|does|do|did|wo|would|has|have|had)nt)"
+)
+_NEGATED = re.compile(
+    rf"\b{_NOT}\b(?! (?:only|just|merely|doubt|other|to mention)\b)"
+    r"(?: (?:think|believe|say|sure|certain)(?: (?!but|however|because)\w+)*"
+    r"|(?: (?!(?:but|however|though|yet|rather|instead|because|since|so|and|while|which|who|is|are|was|were)\b)"
+    r"\w+){0,5})$"
+    r"|\b(?:rather than|instead of)$"
+)
+"""A negation before the mention, and between them no word that turns to something else."""
+_DENIED_AFTER = re.compile(
+    r"(?:\w+ ){0,4}?(?:is|are|was|were|be|has|have|had) (?:\w+ )?(?:not(?! only| just)|wrong|incorrect|false|never)\b"
+    r"|(?:isnt|arent|wasnt|werent|can ?not be|cant be|wrong|incorrect|false)\b"
+)
+_TAKEN_BACK = re.compile(
+    r"(?:(?:that|this|it) (?:is|was)|thats|its) (?:not (?:so|true|right)|wrong|false)\b|(?:wait|correction|no)\b"
+)
+"""A sentence that denies the one before it."""
+_OPENING = re.compile(
+    r"(?:the (?:\w+ )?answer (?:\w+ )*?is )?(?:(yes|yeah|correct|true|certainly|indeed|of course)|no|incorrect|false)"
+    r"\b(?! not| doubt)"
+)
+_DENIES = re.compile(
+    rf"\bno longer\b|\b(?!nor?\b|none\b)(?:{_NOT}|false|incorrect|myth|misconception)\b(?! (?:only|just)\b)"
+)
 
 
 @dataclass(frozen=True)
 class Contains(WordGrader):
     """Right is an answer of which one sentence asserts a reference; the rest of it is not checked.
 
-    Words count under one form: case, diacritics, plurals, articles, numbers in words or digits, units. A reference that
-    is denied or only repeated from the question is wrong. There is no verdict where it is doubted, compared, one of
-    several offered, an aside, spelled in another way, or in a sentence about something else. How often it errs:
-    docs/evaluate.md. Nor is there one on a sentence of an answer that names no reference: it may tell another fact.
+    Words count under one form: case, diacritics, plurals, articles, numbers in words or digits. A reference that
+    is denied is wrong. There is no verdict where it is doubted, compared, one of several offered, mentioned in
+    part, next to another number, or in a sentence about something else. How often it errs: docs/evaluate.md. Nor is
+    there one on a sentence of an answer that names no reference: it may tell another fact.
     """
 
     @property
@@ -59,304 +92,324 @@ class Contains(WordGrader):
 
     def agrees(self, answer: AnswerToGrade) -> bool | None:
         """Whether the text, as an answer to the question, asserts one of the references; None: no verdict."""
-        question, text = Question(answer.question), read(answer.text)
+        options = dict(_LETTERED.findall(answer.question))
         given = [reference for reference in answer.references if reference.strip()]
-        letters = [reference.strip(" .()").upper() for reference in given]
-        given += [question.options[letter] for letter in letters if letter in question.options]
-        if not answer.text.strip():
-            return False
+        given += [options[letter] for reference in given if (letter := reference.strip(" .()").upper()) in options]
         if normalise(answer.text) in {normalise(reference) for reference in given}:
             return True
-        verdicts = [_asserts(question, text, reference, given) for reference in given]
-        if answer.sentence and not any(mentions(question, text, reference) for reference in given):
-            return True if True in verdicts else None
-        return True if True in verdicts else None if None in verdicts else False
+        question = _Question.of(answer.question)
+        sentences = read(answer.text)
+        own = frozenset(form for reference in given for form in _forms(reference))
+        verdicts = [_verdict(question, sentences, reference, own) for reference in given]
+        if True in verdicts:
+            return None if len(_ITEM.findall(answer.text)) > _FEW_ITEMS else True
+        return None if None in verdicts or (answer.sentence and "absent" in verdicts) else False
 
 
-def _asserts(question: Question, answer: Text, reference: str, references: Sequence[str]) -> bool | None:
-    bare = reference.strip(" .!'\"()").lower()
-    if bare in _YES + _NO:
-        affirmed = affirms(question, answer)
-        return None if affirmed is None else affirmed == (bare in _YES)
-    if (wanted := whole_quantity(reference)) is not None:
-        return gives_quantity(question, answer, wanted, references)
-    spans = mentions(question, answer, reference)
-    stances = [stance(answer, *span) for span in spans]
-    if {*stances} <= {"denied", "apart"}:
-        return False
-    asserted = [span for span, taken in zip(spans, stances, strict=True) if taken == "asserted"]
-    certain = [span for span in asserted if _is_about(question, answer, span)]
-    if not certain or "denied" in stances or _is_one_of_several(question, answer, certain[0], references):
-        return None
-    return None if _comes_after_another(question, answer, certain[0], references) else True
-
-
-def _is_about(question: Question, answer: Text, span: Span) -> bool:
-    """The sentence is about the question: it repeats some of it, refers to it, or has few other words."""
-    first, last = answer.sentence(span[0])
-    others = [*answer.forms[first : span[0]], *answer.forms[span[1] : last]]
-    near = {*answer.forms[first : first + _NEAR], *answer.forms[max(span[0] - _NEAR, first) : span[0]]}
-    refers = near & _REFERRING or "it" in answer.forms[span[1] : last]
-    is_phrase = not {*others} - SMALL or (len(others) <= _SHORT and not {*others} & _COPULAS)
-    return bool(refers or is_phrase or question.share(others) >= _COVERED)
-
-
-def _is_one_of_several(question: Question, answer: Text, span: Span, references: Sequence[str]) -> bool:
-    """One of several that the answer or the question offers: "Paris or Lyon", one of three items of a list."""
-    (start, end), (first, last) = span, answer.sentence(span[0])
-    own = {form for reference in references for form in forms_of(reference)}
-    rivals = {form for forms in question.alternatives if not own & {*forms} for form in forms} - SMALL
-    found = [i for i in range(first, last) if answer.forms[i] in rivals]
-    if found:
-        return found[0] < start or not _PREFERRING & {*answer.forms[end : found[0]]}
-    sides = (answer.forms[max(start - 3, 0) : start][::-1], answer.forms[end : end + 3])
-    around = [[form for form in side if form not in ARTICLES] for side in sides]
-    items = [i for i, word in enumerate(answer.words) if _ITEM.search(word.gap)]
-    in_item = len(items) >= _ITEMS and start in items
-    return in_item or any(words[:1] == ["or"] and not own & {*words[1:2]} for words in around)
-
-
-def _comes_after_another(question: Question, answer: Text, span: Span, references: Sequence[str]) -> bool:
-    """The sentence answers with another before it ("Sydney is, with Canberra next"), or it owns another."""
-    if answer.words[span[1] - 1].raw.endswith(("'s", "’s")) and not ends_a_phrase(answer, span[1]):
-        return True  # "Jane Austen's brother"
-    first = answer.sentence(span[0])[0]
-    start = clause_start(answer, first, span[0])
-    own = {form for reference in references for form in forms_of(reference)} | question.content | SMALL
-    others = any(not any(akin(form, word) for word in own) for form in answer.forms[first:start])
-    aside = answer.forms[start] in _ASIDES and question.share(answer.forms[start : span[0]]) == 0
-    return (others and aside) or any(
-        word.is_capital
-        and not any(akin(word.form, form) for form in own)
-        and ends_a_phrase(answer, i + 1)
-        and stance(answer, i, i + 1) == "asserted"
-        for i, word in enumerate(answer.words[first + 1 : span[0] - 1], start=first + 1)
-        if answer.words[span[0]].is_capital
-    )
-
-
-Stance = Literal["asserted", "denied", "apart", "open"]
-
-_NOT = (
-    r"(?:not|never|neither|nor|no|isnt|arent|wasnt|werent|aint|cannot|cant|couldnt|doesnt|dont|didnt|wont|wouldnt|"
-    r"hasnt|havent|hardly|without|nobody|none|anything but|unable)"
-)
-_TURNS = """but however though although yet rather instead actually because since so and while whereas which who that is
-    are was were"""
-_OPINION = "(?:think|believe|say|call|sure|certain|mean)"
-_NEGATED = re.compile(
-    rf"\b{_NOT}\b(?! (?:only|just|merely|doubt|other|to mention)\b)"
-    rf"(?: {_OPINION}(?: (?!but|however|because)\w+)*|(?: (?!(?:{'|'.join(_TURNS.split())})\b)\w+){{0,5}})$"
-    r"|\b(?:rather than|instead of)$"
-)
-"""A negation before the mention, and between them no word that turns to something else."""
-_UNTRUE = r"(?:wrong|incorrect|false|never|untrue|a myth|a mistake|a misconception)"
-_DENIED_AFTER = re.compile(
-    rf"(?:\w+ ){{0,4}}?(?:is|are|was|were|be|has|have|had) (?:\w+ )?(?:not(?! (?:only|just|merely)\b)|{_UNTRUE})\b"
-    rf"|(?:isnt|arent|wasnt|werent|cannot be|cant be|{_UNTRUE})\b"
-)
-_DENIED_NEXT = re.compile(
-    rf"(?:(?:that|this|it) (?:is|was)|thats|its) (?:not (?:so|true|right)|{_UNTRUE})\b|(?:wait|correction)\b"
-)
-_DOUBTING = words_of(
-    """if whether maybe perhaps possibly either guess unless until before could may might some many others misconception
-    myth mistakenly wrongly incorrectly confused mistaken doubt said used longer formerly previously least false mistake
-    contrary after since most think believe say call"""
-)
-"""A doubt, an opinion of others or another time: no assertion of the words after it."""
-_CONCEDING = words_of("while although though whereas even unlike")
-_RELATING = words_of(
-    """related similar compared close closer next adjacent ahead north south east west away different distinct opposed
-    bordered surrounded influenced followed preceded replaced near outside above below than borders bordering against
-    behind beat defeated inspired replacing versus vs except"""
-)
-"""A comparison or a relation, which tells nothing of the words after it."""
-_DOUBTED_AFTER = words_of("mistaken mistakenly wrongly confused thought believed considered initially")
-_OPENING = re.compile(
-    r"(?:the (?:\w+ )?answer (?:\w+ )*?is )?(?:(yes|yeah|correct|true|certainly|indeed|of course)|no|incorrect|false)"
-    r"\b(?! not| doubt)"
-)
-_DENIES = re.compile(
-    rf"\bno longer\b|\b(?!nor?\b|none\b)(?:{_NOT}|false|incorrect|myth|misconception)\b(?! (?:only|just)\b)"
-)
-_PRONOUNS = words_of("it they he she that this")
-_FAR, _READ, _ABOUT, _AGAIN, _BY_PRONOUN = 5, 4, 0.6, 0.75, 0.3
-
-
-def stance(text: Text, start: int, end: int) -> Stance:
-    """How the sentence of these words takes them; the next sentence can deny them, too."""
-    first, last = text.sentence(start)
-    begin = clause_start(text, first, start)
-    stop = next((i for i in range(end, last) if re.search(r"[,:()—]", text.words[i].gap)), last)
-    clause = re.sub(r"\bno other (?:\w+ )?than\b|\b(?:i|we) (?:think|believe)\b", "", text.plain(begin, start)).strip()
-    before, after = clause.split(), text.plain(end, last)
-    if (
-        _NEGATED.search(clause)
-        or _DENIED_AFTER.match(text.plain(end, stop))
-        or _DENIED_NEXT.match(text.plain(last, last + _FAR))
-    ):
-        return "denied"
-    if _RELATING & {*re.split(r"\b(?:is|are|was|were)\b", clause)[-1].split()[-_FAR:]}:
-        return "apart"
-    doubted = _DOUBTING & {*before[-_FAR:]} or _CONCEDING & {*before[:1]} or _DOUBTED_AFTER & {*after.split()}
-    abstained = any(abstains(text.written(*sentence)) for sentence in text.sentences if sentence[1] <= start)
-    return "open" if doubted or abstained or "?" in text.gap_after(last - 1) else "asserted"
-
-
-def clause_start(text: Text, first: int, start: int) -> int:
-    """Where the clause of a word begins: behind a comma, a colon, a dash, or a word that turns."""
-    for i in range(start, first, -1):
-        if re.search(r"[,:—]| - ", text.words[i].gap):
-            return i
-        if i < start and text.words[i].form in ("but", "however", "yet"):
-            return i + 1
-    return first
-
-
-def affirms(question: Question, answer: Text) -> bool | None:
-    """Whether the answer affirms a question of yes or no; None: its first sentences about it do neither, or both."""
-    names = {word.form for word in question.words.words[1:] if word.is_capital}
-    whole = question.words.plain(0, len(question.words.words))
-    found: list[bool] = []
-    for first, last in answer.sentences[:_READ]:
-        sentence, forms = answer.plain(first, last), answer.forms[first:last]
-        if opening := _OPENING.match(sentence):
-            found.append(bool(opening[1]))
-        if question.share(forms) + _BY_PRONOUN * bool({*forms[:1]} & _PRONOUNS) < (_AGAIN if found else _ABOUT):
-            continue
-        main, *rest = re.split(r"\b(?:(?<!anything )but|however|although)\b", sentence)
-        taken_back = any(re.search(rf"\bnot (?:an? |the )?(?:{'|'.join(question.content)})\b", part) for part in rest)
-        if taken_back or not names <= {*forms}:
-            return None
-        found.append(bool(_DENIES.search(main)) == bool(_DENIES.search(whole)))
-    return found[0] if len({*found[:2]}) == 1 else None
-
-
-_NO_UNITS = words_of("in a at as are am is an or and of us do so be bar point hand")
-"""Words that pint takes for units and texts do not."""
-_TEMPERATURE = re.compile(r"(?:degrees? )?(c|f)(?:elsius|entigrade|ahrenheit)?")
-_CURRENCIES = ("dollar", "euro", "yen", "cent", "franc", "rupee", "crown")
-_EVENTS = (
-    words_of("born birth begin began begun start built erected construct founded establish open"),
-    words_of("die died death end ended fall fell closed destroy demolish abolish"),
-)
-_LONGEST, _ABBREVIATED = 4, 3
-_EQUAL, _CLOSE = 0.001, 0.01
-_YEARS = range(1000, 2101)
+Verdict = bool | Literal["absent"] | None
 
 
 @dataclass(frozen=True)
-class Quantity:
-    """A number at a place of a text, with the unit behind it if there is one; `end` is behind both."""
+class _Mention:
+    """The words of a reference in an answer to this question: words[start:end] of the sentence at `place`."""
 
-    number: str
-    unit: str | None
+    question: _Question
+    sentences: Sequence[Words]
+    place: int
     start: int
     end: int
 
     @property
-    def is_year(self) -> bool:
-        """It can be a year."""
-        return self.unit is None and self.number.isdigit() and int(self.number) in _YEARS
+    def words(self) -> Words:
+        """The sentence."""
+        return self.sentences[self.place]
 
+    @property
+    def stance(self) -> Literal["asserted", "denied", "open"]:
+        """How the sentence takes the words."""
+        words, start = self.words, self.start
+        clause = next((i for i in range(start, 0, -1) if re.search("[,:—]", words[i].gap)), 0)
+        before, after = _plain_text(words[clause:start]), _plain_text(words[self.end :])
+        if _NEGATED.search(before) or _DENIED_AFTER.match(after):
+            return "denied"
+        doubts = (_DOUBTS - self.question.forms) & {*_plain_text(words[:start]).split()}
+        related = (_RELATIONS - self.question.forms) & {*before.split()[-5:]}
+        return "open" if doubts or related or _DOUBTS_AFTER & {*after.split()} else "asserted"
 
-def whole_quantity(reference: str) -> Quantity | None:
-    """The quantity that a reference consists of; None for any other."""
-    text = read(re.sub(r"(?i)^(?:(?:about|around|for|in|an?|the) )+", "", reference))
-    found = _quantity_at(text, 0) if text.words and text.words[0].is_number else None
-    return found if found and found.end == len(text.words) else None
+    def is_certain(self, own: frozenset[str]) -> bool:
+        """The sentence answers with these words, and with no other; `own` are the words of all references."""
+        before, after = self.sentences[: self.place], self.sentences[self.place + 1 :]
+        is_undone = bool(after) and _TAKEN_BACK.match(_plain_text(after[0])) is not None
+        refused = any(abstains(" ".join(word.raw for word in sentence)) for sentence in before)
+        return self._is_about() and not self._has_rival(own) and not is_undone and not refused
 
+    def _is_about(self) -> bool:
+        """The sentence repeats some of the question, refers to it, or has few other words; after another one about it
+        it continues with a pronoun, or repeats most.
+        """
+        others = _of(self.words[: self.start]) | _of(self.words[self.end :])
+        share = self.question.share(others)
+        if any(self.question.share(_of(sentence)) for sentence in self.sentences[: self.place]):
+            return share >= _MOST or "answer" in others or (self.words[0].form in _REFERRING and self.start <= _NEAR)
+        is_phrase = len(others) <= _FEW_WORDS and not others & _COPULAS
+        return share > 0 or bool(others & _REFERRING) or is_phrase
 
-def gives_quantity(question: Question, answer: Text, wanted: Quantity, references: Sequence[str]) -> bool | None:
-    """Whether the answer gives this quantity, and no other that answers the question as well."""
-    numbers = [_quantity_at(answer, i) for i, word in enumerate(answer.words) if word.is_number]
-    numbers = [number for number in numbers if _could_answer(question, answer, number, wanted)]
-    same = {number: _same(number, wanted) for number in numbers}
-    stances = {stance(answer, number.start, number.end) for number in numbers if same[number] is not False}
-    if stances <= {"denied", "apart"}:
+    def _has_rival(self, own: frozenset[str]) -> bool:
+        """Another answer stands next to it, or a longer name holds it: "Jane Austen's brother", "A spider"."""
+        words, start, end = self.words, self.start, self.end
+        last, behind = words[end - 1].raw, words[end : end + 1]
+        is_letter = len(last) == 1 and last.isalpha()
+        if last.endswith(("'s", "’s")) or (is_letter and behind and not behind[0].gap.strip()):
+            return True
+        others = _of(words[:start]) | _of(words[end:])
+        if "or" in _of(words[max(start - 3, 0) : start]) | _of(words[end : end + 3]):
+            return True
+        if (others - own) & self.question.alternatives:
+            return True
+        if any(word.is_number for word in words[start:end]):
+            return self._has_rival_number(own)
+        is_first_of_list = bool(behind) and behind[0].is_capital and "and" in _of(words[end + 1 : end + 3])
+        return words[start].is_capital and (is_first_of_list or any(self._is_rival_name(i, own) for i in range(start)))
+
+    def _is_rival_name(self, i: int, own: frozenset[str]) -> bool:
+        """A word before the mention is a name by itself, with a comma or a small word behind it."""
+        word, following = self.words[i], self.words[i + 1 : self.start + 1]
+        is_other = word.is_capital and word.form not in _SMALL and not _akin(word.form, own)
+        apart = following[0].form in _SMALL or any(one.gap.strip(" -") for one in following)
+        return is_other and apart and not self.question.share({word.form})
+
+    def _has_rival_number(self, own: frozenset[str]) -> bool:
+        """Another number of the same kind stands in the sentence, or any in another one that answers the question."""
+        counted = next(_counted(self.words, i) for i in range(self.start, self.end) if self.words[i].is_number)
+        same = next((kind for kind in (own, self.question.content) if counted in kind), None)
+        for place, sentence in enumerate(self.sentences):
+            is_other = place != self.place
+            if is_other and "answer" not in _of(sentence) and self.question.share(_of(sentence)) < _ALL:
+                continue
+            for i, word in enumerate(sentence):
+                if word.is_number and word.form not in own | self.question.forms and "(" not in word.gap:
+                    its = _counted(sentence, i)
+                    if same is None or its in same or (is_other and not its):
+                        return True
         return False
-    counted = [n for n in numbers if (n.unit and wanted.unit) or {*answer.forms[n.end : n.end + 2]} & question.content]
-    sentences = {n: answer.forms[slice(*answer.sentence(n.start))] for n in numbers}
-    about = [n for n in counted or numbers if question.share(sentences[n]) == 1] or counted or numbers
-    certain = all(same[n] for n in numbers if n in about or "answer" in sentences[n])
-    dated = {*MONTHS} & {form for reference in references for form in read(reference).forms}
-    other_day = dated and {*MONTHS} & {*answer.forms[max(about[0].start - 3, 0) : about[0].end + 2]}
-    converted = any(n.unit not in (None, wanted.unit) and _some({wanted.unit or ""}, question.content) for n in about)
-    return True if certain and stances == {"asserted"} and not other_day and not converted else None
 
 
-def _quantity_at(text: Text, start: int) -> Quantity:
-    """The number at a place, with the longest unit behind it."""
-    for end in range(min(len(text.words), start + 1 + _LONGEST), start + 1, -1):
-        words = text.words[start + 1 : end]
-        if all(word.gap.strip() in ("", "/", "-") for word in words) and (unit := _unit(words)):
-            return Quantity(text.forms[start], unit, start, end)
-    return Quantity(text.forms[start], None, start, start + 1)
-
-
-def _could_answer(question: Question, answer: Text, number: Quantity, wanted: Quantity) -> bool:
-    """Not the question's own number, or another number of another kind or of another event."""
-    before = answer.forms[answer.sentence(number.start)[0] : number.start]
-    events = [event for form in before[::-1] for event in _EVENTS if _some(event, [form])]
-    wanted_events = [event for event in _EVENTS if _some(event, question.content)]
-    if events and len(wanted_events) == 1 and events[0] not in wanted_events:
+def _verdict(question: _Question, sentences: Sequence[Words], reference: str, own: frozenset[str]) -> Verdict:
+    """Whether an answer asserts one of its references, whose words are `own`; None: no verdict."""
+    bare = reference.strip(" .!'\"()").lower()
+    if bare in _YES + _NO:
+        affirmed = _affirms(question, sentences)
+        return None if affirmed is None else affirmed == (bare in _YES)
+    wanted = [form for form in _forms(reference) if form not in _SMALL] or _forms(reference)
+    if not wanted:
+        return None  # no word: "+"
+    found = _found(question, sentences, lambda words: _mentions(words, wanted, reference))
+    if not found and question.forms & {"who", "whom", "whose"}:
+        found = _found(question, sentences, lambda words: _surname(words, reference))
+    if not found:
+        return None if _is_told_otherwise(question, sentences, reference, wanted) else "absent"
+    stances = [mention.stance for mention in found]
+    if {*stances} == {"denied"}:
         return False
-    if number.number == wanted.number:
-        return wanted.is_year or not {*MONTHS} & {*answer.forms[max(number.start - 1, 0) : number.end + 1]}
-    units = number.unit and wanted.unit
-    comparable = not units or _registry().Unit(number.unit).is_compatible_with(wanted.unit)
-    return comparable and number.number not in question.words.forms and number.is_year == wanted.is_year
+    is_word = not wanted[0][:1].isdigit()
+    only_repeats = (
+        is_word
+        and not question.alternatives
+        and any([*_mentions(words, wanted, reference)] for words in question.sentences)
+    )
+    if only_repeats or "denied" in stances:
+        return None
+    asserted = (mention for mention, stance in zip(found, stances, strict=True) if stance == "asserted")
+    return True if any(mention.is_certain(own) for mention in asserted) else None
 
 
-def _some(words: Collection[str], forms: Collection[str]) -> bool:
-    return any(akin(word, form) for word in words for form in forms)
+def _found(question: _Question, sentences: Sequence[Words], spans: Callable[[Words], Iterable[Span]]) -> list[_Mention]:
+    return [
+        _Mention(question, sentences, place, *span) for place, words in enumerate(sentences) for span in spans(words)
+    ]
 
 
-def _same(one: Quantity, wanted: Quantity) -> bool | None:
-    """Whether they are equal, where a number without a unit is compared with any; None where a guess would be needed.
-
-    Of two units up to 0.1 % apart; up to 1 % is a guess. A time in another unit is mostly about something else, and a
-    rate can be the quantity of each time.
-    """
-    if one.unit == wanted.unit or not one.unit or not wanted.unit:
-        short, long = sorted((one.number, wanted.number), key=lambda number: len(number.partition(".")[2]))
-        rounded = f"{float(long):.{len(short.partition('.')[2])}f}"
-        return one.number == wanted.number or (rounded == short and len(short.replace(".", "")) > 2 and "." in long)
-    units = _registry()
-    given, goal = (units.Quantity(float(quantity.number), quantity.unit) for quantity in (one, wanted))
-    if not given.is_compatible_with(goal):
-        return None if one.number == wanted.number else False
-    apart = abs(given.to(goal.units).magnitude - goal.magnitude)
-    if apart > max(_CLOSE * abs(goal.magnitude), 1e-9):
-        return False
-    return True if apart <= max(_EQUAL * abs(goal.magnitude), 1e-9) and not goal.check("[time]") else None
+def _is_told_otherwise(question: _Question, sentences: Sequence[Words], reference: str, wanted: Sequence[str]) -> bool:
+    """A part of the reference is there, its initials, or a quantity in another unit."""
+    initials = "".join(part[0] for part in reference.split() if part[:1].isupper())
+    units = _UNITS & {*wanted}
+    for words in sentences:
+        shortened = len(initials) > 1 and any(word.raw.startswith(initials) for word in words)
+        others = {_counted(words, i) for i, word in enumerate(words) if word.is_number} & _UNITS - units
+        if shortened or (units and others) or (_of(words) & {*wanted}) - question.forms:
+            return True
+    return False
 
 
-@lru_cache(maxsize=1)
-def _registry() -> Any:
-    import pint
+def _counted(words: Words, number: int) -> str:
+    """The form of the word behind a number: its unit, or what it counts; "" at the end."""
+    return words[number + 1].form if number + 1 < len(words) else ""
 
-    units = cast("Any", pint.UnitRegistry)(autoconvert_offset_to_baseunit=True)
-    for name in _CURRENCIES:
-        units.define(f"{name} = [{name}]")
-    return units
+
+def _affirms(question: _Question, sentences: Sequence[Words]) -> bool | None:
+    """Whether an answer affirms a question of yes or no, by its first word and a sentence that repeats the question."""
+    answers: set[bool] = set()
+    for number, words in enumerate(sentences[:2]):
+        sentence = _plain_text(words)
+        if number == 0 and (opening := _OPENING.match(sentence)):
+            answers.add(bool(opening[1]))
+        if all(_akin(form, _of(words)) for form in question.content):
+            main, *rest = re.split(r"\b(?:but|however|although)\b", sentence)
+            if any(re.search(rf"\bnot (?:an? |the )?(?:{'|'.join(question.content)})\b", part) for part in rest):
+                return None
+            answers.add(not _DENIES.search(main))
+    return answers.pop() if len(answers) == 1 else None
+
+
+_ONES, _TENS = _words_in("ones"), _words_in("tens")
+_NUMBERS = {word: n for n, word in enumerate(_ONES)} | {word: 10 * n for n, word in enumerate(_TENS, start=2)}
+_SCALES = {"hundred": 100, "thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
+_LETTERS = str.maketrans({"ł": "l", "ø": "o", "đ": "d", "ð": "d", "æ": "ae", "œ": "oe", "ı": "i", "’": "'"})
+_VARIANTS = _ENGLISH["variants"] | {month[:3]: month for month in _MONTHS}
+_ONE_SPELLING = (
+    (re.compile(r"(?<=\d),(?=\d{3}\b)"), ""),
+    (re.compile(r"([$€£¥])(\d+(?:\.\d+)?)"), r"\2 \1"),
+    (re.compile(r"(?<=\d)(?=(?:[kc]?m|k?g|min|h|ft|[CF])\b)"), " "),
+)
+_SUM = re.compile(rf"(?i)\b({'|'.join(_TENS)})[- ]({'|'.join(_ONES[1:10])})\b")
+_SCALED = re.compile(rf"(?i)\b(\d+(?:\.\d+)?|{'|'.join(_NUMBERS)})[ -]({'|'.join(_SCALES)})\b")
+_WORD = re.compile(r"-?\d+(?:\.\d+)?(?:st|nd|rd|th)?|(?:[A-Z]\.){2,}|[^\W_]+(?:['’][^\W_]+)*|[%$€£¥°?]")
+_END = re.compile(r"(?<![A-Z]\.)(?<!\b[DM]r\.)(?<!Mrs\.)(?<!\bSt\.)(?<=[.!?])[\"')*]*\s+|\n+|;\s")
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word as written (`raw`), its form, and the text between it and the word before."""
+
+    raw: str
+    form: str
+    gap: str
+
+    @property
+    def is_capital(self) -> bool:
+        """It begins with a capital letter."""
+        return self.raw[:1].isupper()
+
+    @property
+    def is_number(self) -> bool:
+        """It is a number in digits."""
+        return self.form.lstrip("-")[:1].isdigit()
+
+
+Words = tuple[Word, ...]
+Span = tuple[int, int]
 
 
 @lru_cache(maxsize=4096)
-def _unit(words: tuple[Word, ...]) -> str | None:
-    """pint's name of the unit that these words are; None for other words."""
-    from pint import PintError
+def read(text: str) -> tuple[Words, ...]:
+    """The sentences of a text, as words, numbers in digits."""
+    text = with_points(text)
+    for pattern, spelling in _ONE_SPELLING:
+        text = pattern.sub(spelling, text)
+    text = _SUM.sub(lambda of: str(_NUMBERS[of[1].lower()] + _NUMBERS[of[2].lower()]), text)
+    text = _SCALED.sub(lambda of: f"{float(_NUMBERS.get(of[1].lower(), of[1])) * _SCALES[of[2].lower()]:.0f}", text)
+    return tuple(words for sentence in _END.split(text) if (words := tuple(_words(sentence))))
 
-    if {words[0].form, words[-1].form} & _NO_UNITS:
-        return None
-    names = [word.raw if word.raw[:1].isalpha() else word.form for word in words]
-    if found := _TEMPERATURE.fullmatch(" ".join(names).lower()):
-        return f"degree_{'Celsius' if found[1] == 'c' else 'Fahrenheit'}"
-    if not all(re.fullmatch(r"[a-zA-Zµ]+[23²³]?", name) for name in names):
-        return None
-    parts = [name if len(name) <= _ABBREVIATED else name.lower() for name in names]
-    expression = "".join(f"{word.gap}{part}" for word, part in zip(words, parts, strict=True)).strip()
-    try:
-        return str(_registry().parse_units(expression))
-    except (PintError, TypeError, ValueError):
-        return None
+
+def _words(sentence: str) -> Iterator[Word]:
+    at = 0
+    for found in _WORD.finditer(sentence):
+        yield Word(found.group(), _form(found.group()), sentence[at : found.start()])
+        at = found.end()
+
+
+def _form(raw: str) -> str:
+    """One form for the spellings of a word: no case, diacritics and plural; numbers in digits."""
+    word = _plain(raw).removesuffix("'s").replace(".", "" if not raw[-1].isdigit() else ".")
+    if word.lstrip("-")[:1].isdigit():
+        bare = re.sub(r"(?<=\d)(?:st|nd|rd|th)$", "", word)
+        return bare.rstrip("0").rstrip(".") if "." in bare else bare.lstrip("0") or "0"
+    if word in _NUMBERS:
+        return str(_NUMBERS[word])
+    one = re.sub(r"(?<=..)ies$", "y", word) if len(word) > 4 else word
+    one = re.sub(r"(?<=ss|sh|ch|.x|.z)es$|(?<=..[^sui])s$", "", one)
+    return _VARIANTS.get(word) or _VARIANTS.get(one) or one
+
+
+def _plain(word: str) -> str:
+    """Lower case without diacritics: "Skłodowska" is "sklodowska"."""
+    decomposed = unicodedata.normalize("NFKD", word.casefold().translate(_LETTERS))
+    return "".join(character for character in decomposed if not unicodedata.combining(character))
+
+
+def _plain_text(words: Words) -> str:
+    return " ".join(_plain(word.raw).replace("'", "") for word in words)
+
+
+def _forms(text: str) -> list[str]:
+    return [word.form for words in read(text) for word in words]
+
+
+@dataclass(frozen=True)
+class _Question:
+    """The forms of a question's words, of those that carry meaning, and of the alternatives that it offers."""
+
+    sentences: tuple[Words, ...]
+    forms: frozenset[str]
+    content: frozenset[str]
+    alternatives: frozenset[str]
+
+    @classmethod
+    def of(cls, text: str) -> _Question:
+        options = " ".join(option for _, option in _LETTERED.findall(text))
+        bare = _LETTERED.sub(" ", text) if options else text
+        forms = frozenset(_forms(bare))
+        if either := None if options else _EITHER.search(text):
+            options = " ".join(either.groups())
+        return cls(read(bare), forms, forms - _SMALL, frozenset(_forms(options)) - _SMALL)
+
+    def share(self, forms: Iterable[str]) -> float:
+        """The share of its words with a meaning that are among these, endings aside; 1 without any, 0 of no text."""
+        held = [*forms]
+        return (
+            sum(_akin(word, held) for word in self.content) / len(self.content)
+            if self.content
+            else float(bool(self.forms))
+        )
+
+
+def _of(words: Words) -> set[str]:
+    """The forms of a sentence."""
+    return {word.form for word in words}
+
+
+def _akin(word: str, forms: Collection[str]) -> bool:
+    """A word, or another that begins like it: "die", "died"; "Germany", "German"."""
+    return word in forms or (len(word) >= 4 and any(form[:4] == word[:4] for form in forms))
+
+
+def _mentions(words: Words, wanted: Sequence[str], reference: str) -> Iterator[Span]:
+    """The stretches of a sentence that have these words in a row; of a long reference or a date, in any order."""
+    places = [i for i, word in enumerate(words) if word.form not in _SMALL or word.form in wanted]
+    found = False
+    for first in range(len(places) - len(wanted) + 1):
+        row = places[first : first + len(wanted)]
+        if [words[i].form for i in row] == [*wanted] and _is_same(words[row[-1]].raw, reference):
+            yield row[0], row[-1] + 1
+            found = True
+    held = [i for i in places if words[i].form in wanted]
+    if not found and (len(wanted) > 2 or {*_MONTHS} & {*wanted}) and {words[i].form for i in held} >= {*wanted}:
+        yield held[0], held[-1] + 1
+
+
+def _is_same(raw: str, reference: str) -> bool:
+    """Not another word of the same form: "us" for "US", "Persians" for "Persian"."""
+    last = (reference.split() or [""])[-1].strip(".,!?'\"()")
+    if len(last) <= 2 and last[:1].isupper():
+        return raw == last
+    return not (last.isupper() and raw.islower()) and not (
+        last[:1].isupper() and raw.endswith("s") and not last.endswith("s") and "'" not in raw
+    )
+
+
+def _surname(words: Words, name: str) -> Iterator[Span]:
+    """The last word of a person's name, where no first name is before it."""
+    last = name.split()[-1]
+    for i, word in enumerate(words):
+        if word.raw == last and last.istitle() and not (i and words[i - 1].is_capital):
+            yield i, i + 1

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from semgrad_guard.calibration.calibration_set import ABSTAINED as ABSTAINED
-from semgrad_guard.errors import InputError
 from semgrad_guard.grading.abstention import abstains
 
 Grade = bool | Literal["abstained"]
@@ -137,12 +136,6 @@ def settling(answers: Sequence[AnswerToGrade], judge: Callable[[list[AnswerToGra
     unsettled = [answer for answer, verdict in zip(answers, known, strict=True) if verdict is None]
     judged = iter(judge(unsettled) if unsettled else ())
     return [next(judged) if verdict is None else verdict for verdict in known]
-
-
-def require_threshold(value: float, name: str, example: float) -> None:
-    """Raise unless `value` lies in (0, 1]."""
-    if not 0 < value <= 1:
-        raise InputError(f"a {name} threshold lies in (0, 1], for example {example:g}; it is {value!r}")
 
 
 def any_reference(

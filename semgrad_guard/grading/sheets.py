@@ -136,7 +136,6 @@ def _digest(answer: AnswerToGrade) -> str:
 
 
 SHOWN = 10
-_AT_LEAST_OF_EACH = 3
 FEWEST, MOST = 0.05, 0.95
 _LONGEST = 160
 
@@ -164,18 +163,12 @@ class GradedAnswer:
 
 
 def some_of(answers: Sequence[GradedAnswer]) -> list[GradedAnswer]:
-    """Up to `SHOWN` of them in order, drawn with a fixed seed; of each grade three at least, if there are."""
-    rng = np.random.default_rng(len(answers))
-    drawn: list[int] = rng.permutation(len(answers)).tolist()
-    chosen = drawn[:SHOWN]
-    for grade in (True, False):
-        held = [i for i in chosen if (answers[i].correct is True) is grade]
-        others = [i for i in drawn if (answers[i].correct is True) is grade and i not in held]
-        wanted = min(_AT_LEAST_OF_EACH - len(held), len(others), SHOWN - len(held))
-        if wanted > 0 and len(chosen) == SHOWN:
-            spare = [i for i in chosen if (answers[i].correct is True) is not grade][-wanted:]
-            chosen = [*(i for i in chosen if i not in spare), *others[:wanted]]
-    return [answers[i] for i in sorted(chosen)]
+    """Up to `SHOWN` of them in order, drawn with a fixed seed, as many right ones as others where there are."""
+    drawn: list[int] = np.random.default_rng(len(answers)).permutation(len(answers)).tolist()
+    right = [i for i in drawn if answers[i].correct is True]
+    others = [i for i in drawn if answers[i].correct is not True]
+    few = min(len(right), max(SHOWN // 2, SHOWN - len(others)))
+    return [answers[i] for i in sorted([*right[:few], *others[: SHOWN - few]])]
 
 
 def doubt(grades: Sequence[Grade | None], grader: str, *, unit: str = "answers") -> str | None:

@@ -27,7 +27,7 @@ from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.guard.calibrated_estimator import require_by_sentence
 from semgrad_guard.guard.early_sentences import EarlySentences
 from semgrad_guard.guard.flow import Draft
-from semgrad_guard.guard.parts import Structure, scored_parts
+from semgrad_guard.guard.parts import Structure, calls_in_text, scored_parts
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.sentences import WITH_CALLS, scored_as_they_end, scored_sentences
 from semgrad_guard.guard.streams import LiveAnswer
@@ -326,9 +326,12 @@ class Answerer:
 
     def _parts(self, evidence: Evidence, calls: Sequence[ToolCall], structure: Structure | None) -> dict[str, Any]:
         """The answer's calls and values; none of an estimator that compares whole answers."""
-        if not (calls or structure) or not evidence.response_ids or isinstance(self.estimator, AskingEstimator):
+        if not evidence.response_ids or isinstance(self.estimator, AskingEstimator):
             return {}
         text = self.model.spelled(evidence)
+        calls = calls or calls_in_text(text)
+        if not (calls or structure):
+            return {}
 
         def scored(spans: Sequence[Span]) -> list[float | None]:
             found = self.model.parts(evidence, spans)

@@ -7,6 +7,7 @@ calls of SmolLM2 a value's own likelihood tells wrong from right with an AUROC o
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -75,6 +76,20 @@ def scored_fields(
         FieldVerdict(path=one.path, uncertainty=value, nullable=allows_null(schema, one.path))
         for one, value in zip(found, scored([(one.start, one.end) for one in found]), strict=True)
     )
+
+
+_REACT = re.compile(r"Action: *([^\n() ]+)[^\n]*\n+Action Input:[^\n{]*(?=\{)")
+
+
+def calls_in_text(text: str) -> tuple[ToolCall, ...]:
+    """The call that a text spells in the words of a ReAct agent: "Action: name" and "Action Input: {...}"."""
+    if (found := _REACT.search(text)) is None:
+        return ()
+    try:
+        arguments, _ = json.JSONDecoder().raw_decode(text, found.end())
+    except ValueError:
+        return ()
+    return (ToolCall(found[1], arguments),)
 
 
 def _json_start(text: str) -> int:

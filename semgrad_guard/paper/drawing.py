@@ -2,7 +2,7 @@
 
 Lines differ by marker and dash as well as by colour (Okabe and Ito's palette for colour-blind readers), so that a black
 and white print can be read. matplotlib (extra `eval`) is imported when a figure is drawn. Segments of a response are
-coloured by how uncertain they are: HTML for reports; the shades serve terminals, too.
+shaded by how uncertain they are.
 """
 
 from __future__ import annotations
@@ -248,25 +248,3 @@ def shades(uncertainties: Sequence[float | None]) -> list[float | None]:
     if high - low < 1e-9:
         return [None if value is None else 0.0 for value in logs]
     return [None if value is None else (value - low) / (high - low) for value in logs]
-
-
-def highlighted_html(claims: Sequence[Claim]) -> str:
-    """The text as one HTML paragraph, its segments marked: the less certain, the darker and the thicker underlined.
-
-    Every mark's title tells the number. White space is kept, everything is escaped, and no style sheet is needed.
-    """
-    marks = (
-        _mark(text, value, shade) for (text, value), shade in zip(claims, shades([u for _, u in claims]), strict=True)
-    )
-    return f'<p class="claims" style="white-space: pre-wrap; line-height: 1.7">{"".join(marks)}</p>'
-
-
-def _mark(text: str, uncertainty: float | None, shade: float | None) -> str:
-    body, behind = text.rstrip(), text[len(text.rstrip()) :]
-    if shade is None or uncertainty is None:
-        return f'<span title="no score">{escape(body)}</span>{escape(behind)}'
-    style = (
-        f"color: inherit; background: rgb(213 94 0 / {0.6 * shade:.2f}); "
-        f"border-bottom: {round(1 + 3 * shade)}px solid rgb(213 94 0 / {0.25 + 0.75 * shade:.2f})"
-    )
-    return f'<mark style="{style}" title="uncertainty {uncertainty:.4g}">{escape(body)}</mark>{escape(behind)}'

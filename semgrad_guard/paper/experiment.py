@@ -19,7 +19,7 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.base import timed
 from semgrad_guard.estimators.samples import AskingEstimator
-from semgrad_guard.paper.measuring import Part, Step, measure
+from semgrad_guard.paper.measuring import Step, measure
 from semgrad_guard.questions.answered import AnswerScore, EvaluatedAnswer
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.job_record import JobRecord, Progress
@@ -125,7 +125,6 @@ class Experiment:
         phrasing: how the questions are put to the model.
         ablations: variants of SemGrad to record besides.
         sampled: which questions the methods that draw samples take part in; all by default.
-        sample_batch: how many answers they take at a time; by default a whole batch.
         by_sentence: every sentence is scored by itself; costs are not measured then.
     """
 
@@ -135,7 +134,6 @@ class Experiment:
     phrasing: Phrasing = field(default_factory=Phrasing)
     ablations: Mapping[str, Ablation] = field(default_factory=dict[str, Ablation])
     sampled: SampledQuestions | None = None
-    sample_batch: int | None = None
     by_sentence: bool = False
 
     def settings(self, questions: Sequence[Question]) -> dict[str, Any]:
@@ -163,25 +161,20 @@ class Experiment:
         """Answer and measure the questions that the record at `path` lacks; returns every answer, in the questions'
         order.
 
-        An interrupted batch keeps the measurements of its methods (see `measuring`). `on_step` is called with the
-        method measures.
+        `on_step` is called with the title of the method that measures.
 
         Raises:
             BindingMismatchError: the record belongs to a run with other settings; the message names them.
             InputError: questions with and without context are mixed, or the run could not be continued.
         """
         check_run(self._named, self.options, batch_size)
-        if self.sample_batch is not None and self.sample_batch < 1:
-            raise InputError(f"sample_batch must be at least 1, not {self.sample_batch}")
         settings = self.settings(questions)
-        with JobRecord(path, settings, EvaluatedAnswer) as record, Part.beside(path, settings) as part:
+        with JobRecord(path, settings, EvaluatedAnswer) as record:
             record.require_continuable()  # a report is about the methods of its run, and no others
             if any(question.key not in record.rows for question in questions):
                 self._warm_up()
-            answer = partial(self._answer, part=part, on_step=on_step)
-            answers = complete(record, questions, answer, batch_size=batch_size, on_progress=on_progress)
-            part.end()
-            return answers
+            answer = partial(self._answer, on_step=on_step)
+            return complete(record, questions, answer, batch_size=batch_size, on_progress=on_progress)
 
     @property
     def _named(self) -> dict[str, Estimator]:
@@ -207,10 +200,8 @@ class Experiment:
             Phrasing().conversation(Question(question="?")), short, objective=Objective()
         ).evidence.gradients(Objective())
 
-    def _answer(
-        self, batch: Sequence[Question], start: int, *, part: Part, on_step: Step | None
-    ) -> list[EvaluatedAnswer]:
-        measured = partial(self._measure, start=start, part=part, on_step=on_step)
+    def _answer(self, batch: Sequence[Question], start: int, *, on_step: Step | None) -> list[EvaluatedAnswer]:
+        measured = partial(self._measure, start=start, on_step=on_step)
         return where_it_fits(self.model, self.phrasing, batch, measured, self._unanswered)
 
     def _measure(
@@ -219,24 +210,18 @@ class Experiment:
         conversations: Sequence[list[Message]],
         *,
         start: int,
-        part: Part,
         on_step: Step | None,
     ) -> list[EvaluatedAnswer]:
         generate = partial(self.model.generate_batch, conversations, seeded(self.options, start), objective=Objective())
         generations, generating = timed(generate)
         if self.by_sentence:
             return [self._by_sentence(*pair) for pair in zip(questions, generations, strict=True)]
-        part.begin([question.key for question in questions], [generation.response_ids for generation in generations])
         answers = [generation.evidence for generation in generations]
         measured, drawn = measure(
             answers,
             self._named,
-            part,
             plans=self._plans,
-            sampled=None
-            if self.sampled is None
-            else [row for row, question in enumerate(questions) if question.key in self.sampled.keys],
-            sample_batch=self.sample_batch,
+            sampled=[row for row, one in enumerate(questions) if self.sampled is None or one.key in self.sampled.keys],
             on_step=on_step,
         )
         share = round(generating / len(questions), 3)

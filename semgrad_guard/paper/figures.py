@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,22 +40,6 @@ _PANELS, _TITLE = 4, 18
 """Panels in a row, and the width of their titles in characters."""
 _WIDE = 30.0
 """Positive scores that span more than this ratio are drawn on a log axis."""
-
-
-@dataclass(frozen=True)
-class ProbeMaps:
-    """The result of probing a model, for the report.
-
-    `sps` and `auroc` are [layers, tokens]: row l is decoder layer l, the last column is the prompt's last token.
-    `auroc` is SemGrad's with that hidden state alone, in [0, 1], None where no answers were graded. `tokens` are the
-    labels of the columns; `recommendation` tells which token to use and why.
-    """
-
-    title: str
-    sps: ArrayLike
-    auroc: ArrayLike | None = None
-    tokens: Sequence[str] | None = None
-    recommendation: str = ""
 
 
 @styled

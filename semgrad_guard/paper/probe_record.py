@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
@@ -31,7 +32,6 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.files import atomic_write
 from semgrad_guard.metrics import Tally, auroc
 from semgrad_guard.named import title_of
-from semgrad_guard.paper.figures import ProbeMaps
 from semgrad_guard.paper.intervals import Estimate, paired_difference
 
 Table = tuple[tuple[float, ...], ...]
@@ -96,22 +96,28 @@ class Probe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, protect
         return tuple(sum(column) / len(column) for column in zip(*rows, strict=True))
 
     @property
-    def maps(self) -> ProbeMaps:
-        """The maps to draw; undefined AUROCs are nan."""
-        found = None if self.graded is None else np.array(self.graded.auroc, dtype=np.float64)
-        return ProbeMaps(
-            title=f"{title_of(self.model)} on {self.data}: {self.questions} questions",
-            sps=np.array(self.preservation),
-            auroc=None if found is None or not np.isfinite(found).any() else found,
-            tokens=[_label(offset, name) for offset, name in enumerate(self.tokens, start=-len(self.tokens))],
-            recommendation=self.semantic_token.reason,
-        )
+    def title(self) -> str:
+        """What was probed, for pictures."""
+        return f"{title_of(self.model)} on {self.data}: {self.questions} questions"
+
+    @property
+    def aurocs(self) -> NDArray[np.float64] | None:
+        """[layers, tokens] SemGrad's AUROC with that hidden state alone, nan where undefined; None where all are."""
+        found = np.array([] if self.graded is None else self.graded.auroc, dtype=np.float64)
+        return found if np.isfinite(found).any() else None
+
+    @property
+    def labels(self) -> list[str]:
+        """The tokens' texts with their offsets where all prompts share them, else the offsets."""
+        offsets = range(-len(self.tokens), 0)
+        return [
+            str(offset) if name is None else f"{json.dumps(name, ensure_ascii=False)[1:-1].strip()} {offset}"
+            for offset, name in zip(offsets, self.tokens, strict=True)
+        ]
 
     def save(self, path: Path) -> Path:
-        """Write JSON with a line per field, or per layer; never half a file."""
-        lines = [f"  {json.dumps(name)}: {_pretty(value)}" for name, value in self.model_dump(mode="json").items()]
-        text = "{\n" + ",\n".join(lines) + "\n}\n"
-        return atomic_write(path, text)
+        """Write JSON; never half a file."""
+        return atomic_write(path, self.model_dump_json() + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -126,17 +132,6 @@ class Probe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, protect
             raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
         except (ValidationError, UnicodeDecodeError) as error:
             raise InputError(f"{path} is not a probe's record, or not an intact one. Probe again.") from error
-
-
-def _label(offset: int, name: str | None) -> str:
-    """A token's text with its offset where all prompts share it, else the offset."""
-    return str(offset) if name is None else f"{json.dumps(name, ensure_ascii=False)[1:-1].strip()} {offset}"
-
-
-def _pretty(value: object) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], list):
-        return "[\n" + ",\n".join(f"    {json.dumps(row)}" for row in value) + "\n  ]"  # pyright: ignore
-    return json.dumps(value, ensure_ascii=False)
 
 
 FEWEST = 25

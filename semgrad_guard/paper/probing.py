@@ -6,11 +6,8 @@ Gradients at every layer and late prompt token, for every answer of a file of qu
 from __future__ import annotations
 
 import datetime
-import hashlib
-import json
 import math
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -30,8 +27,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.engine.scores.semantic_preservation import SemanticPreservation
-from semgrad_guard.errors import BindingMismatchError, InputError, PromptTooLongError
-from semgrad_guard.files import atomic_write
+from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.grading import AnswerGrader, AnswerToGrade
 from semgrad_guard.grading.grader import ABSTAINED
 from semgrad_guard.guard import template_name
@@ -46,12 +42,10 @@ from semgrad_guard.paper.probe_record import (
 )
 from semgrad_guard.questions.answered import Answer
 from semgrad_guard.questions.data import Question, with_paraphrases
-from semgrad_guard.questions.job_record import JobRecord, Progress, differing, unwatched
+from semgrad_guard.questions.job_record import JobRecord, Progress, unwatched
 from semgrad_guard.questions.prompts import Phrasing
-from semgrad_guard.questions.run import complete, run_settings, where_it_fits
+from semgrad_guard.questions.run import batches_of, complete, run_settings, where_it_fits
 from semgrad_guard.records import Message
-
-_SAVE_EVERY = 20.0
 
 Phase = Callable[[str], AbstractContextManager[Progress]]
 """Names a part of the work for as long as it lasts, and yields a progress function."""
@@ -146,67 +140,25 @@ def wordings(model: LanguageModel, question: Question, system: str | None) -> li
 
 
 def measure_preservation(
-    questions: Sequence[Question],
-    path: Path,
-    plan: ProbePlan,
-    *,
-    model: LanguageModel,
-    tokens: int,
-    on_progress: Progress,
+    questions: Sequence[Question], plan: ProbePlan, *, model: LanguageModel, tokens: int, on_progress: Progress
 ) -> SemanticPreservation:
-    """Sums over all questions, each with a paraphrase at least; kept at `path` now and then, and at the end.
+    """Sums over distinct questions, each with a paraphrase at least, at the prompts' last `tokens` tokens.
 
-    Args:
-        questions: distinct ones.
-        path: the sums so far (safetensors); a run with other settings does not continue it.
-        plan: a forward pass takes twice its batch of prompts, roughly: a question's wordings stay together.
-        model: whose hidden states are measured.
-        tokens: how many of the prompts' last tokens.
-        on_progress: told (questions done, questions in all).
-
-    Raises:
-        BindingMismatchError: the sums at `path` are another run's.
+    A forward pass takes twice the plan's batch of prompts, roughly: a question's wordings stay together.
     """
-    content = json.dumps([[question.key, *question.paraphrases] for question in questions])
-    settings = {
-        "model": model.identity.name,
-        "fingerprint": model.identity.fingerprint,
-        "dtype": model.identity.dtype,
-        "prompt_template": template_name(model, Phrasing(plan.system).name(questions)),
-        "tokens": tokens,
-        "questions": hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16],
-    }
-    sums = _load(path, settings)
+    sums: SemanticPreservation | None = None
     step = max(1, 2 * plan.batch_size // (1 + max(len(question.paraphrases) for question in questions)))
-    done, saved = 0 if sums is None else sums.queries, time.monotonic()
-    on_progress(done, len(questions))
-    while done < len(questions):
-        groups = [wordings(model, question, plan.system) for question in questions[done : done + step]]
-        states = model.last_states([prompt for group in groups for prompt in group], tokens)
-        sums = sums or SemanticPreservation.empty(states.shape[1], tokens, states.shape[-1])
-        begin = 0
+    for batch in batches_of(questions, step):
+        on_progress(batch.start, len(questions))
+        groups = [wordings(model, question, plan.system) for question in batch.rows]
+        states = iter(model.last_states([prompt for group in groups for prompt in group], tokens))
         for group in groups:
-            sums.add(states[begin : begin + len(group)])
-            begin += len(group)
-        done += len(groups)
-        if done == len(questions) or time.monotonic() - saved > _SAVE_EVERY:
-            atomic_write(path, partial(sums.write, settings=settings))
-            saved = time.monotonic()
-        on_progress(done, len(questions))
+            own = torch.stack([next(states) for _ in group])
+            sums = sums or SemanticPreservation.empty(own.shape[1], tokens, own.shape[-1])
+            sums.add(own)
     if sums is None:
         raise InputError("there are no questions to measure")
-    return sums
-
-
-def _load(path: Path, settings: dict[str, Any]) -> SemanticPreservation | None:
-    if not path.exists():
-        return None
-    sums, found = SemanticPreservation.read(path)
-    if changed := differing(found, settings):
-        raise BindingMismatchError(
-            f"The sums in {path} come from a probe with other settings: {'; '.join(changed.values())}. Continue with "
-            "the same ones, or choose another output."
-        )
+    on_progress(len(questions), len(questions))
     return sums
 
 
@@ -263,7 +215,6 @@ def probe(
     model: LanguageModel,
     plan: ProbePlan,
     data: str,
-    states_path: Path,
     answers_path: Path | None,
     grader: AnswerGrader,
     phase: Phase = lambda _: nullcontext(unwatched),
@@ -275,8 +226,7 @@ def probe(
         model: is probed.
         plan: how.
         data: the name of the questions in the record.
-        states_path: keeps the sums of hidden states, so that an interrupted probe continues.
-        answers_path: keeps the answers; None to leave them out.
+        answers_path: keeps the answers, so that an interrupted probe continues; None to leave them out.
         grader: decides which answers are right; those that abstain are left out.
         phase: shows how far each part of the work is.
 
@@ -288,7 +238,7 @@ def probe(
     upper = Objective().span(model.n_layers)
     ends = prompt_ends(model, questions, plan)
     with phase("Reading paraphrases") as tell:
-        sums = measure_preservation(paraphrased, states_path, plan, model=model, tokens=ends.count, on_progress=tell)
+        sums = measure_preservation(paraphrased, plan, model=model, tokens=ends.count, on_progress=tell)
     scores = _rows(sums.scores)
     offsets = sorted({*ends.complete, ends.own_token} & {*range(-ends.count, 0)})
     preserved = {t: math.fsum(scores[layer][t] for layer in upper) / len(upper) for t in offsets}
@@ -301,7 +251,9 @@ def probe(
         verdicts = grader.grade([AnswerToGrade(one.question, own.text or "", one.answers) for one, own in asked])
         kept = [place for place, verdict in enumerate(verdicts) if verdict != ABSTAINED]  # neither right nor wrong
         answers, correct = [answers[place] for place in kept], [verdicts[place] is True for place in kept]
-        recommendation = recommend(answers, correct, upper, ends)
+        others = [offset for offset in ends.complete if offset != ends.own_token]
+        by_offset = {offset: [answer.semgrad(upper, offset) for answer in answers] for offset in others}
+        recommendation = with_answers(ends.own_token, [one.semgrad(upper) for one in answers], by_offset, correct)
         graded = _graded(answers, correct, scores, upper=upper, grader=grader.name, found=recommendation)
     identity = model.identity
     return Probe(
@@ -328,15 +280,6 @@ def probe(
             reason=recommendation.reason,
         ),
     )
-
-
-def recommend(
-    answers: Sequence[GridAnswer], correct: Sequence[bool], upper: Sequence[int], ends: PromptEnds
-) -> Recommendation:
-    """Apply the rule's step 3 to graded answers."""
-    others = [offset for offset in ends.complete if offset != ends.own_token]
-    by_offset = {offset: [answer.semgrad(upper, offset) for answer in answers] for offset in others}
-    return with_answers(ends.own_token, [answer.semgrad(upper) for answer in answers], by_offset, correct)
 
 
 def correlations(

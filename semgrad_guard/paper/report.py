@@ -15,9 +15,8 @@ from markupsafe import Markup
 from semgrad_guard.files import atomic_write
 from semgrad_guard.paper import figures, published
 from semgrad_guard.paper.drawing import inline_svg, require_drawable
-from semgrad_guard.paper.figures import ProbeMaps
 from semgrad_guard.paper.graded import GradedRun, require_distinct
-from semgrad_guard.paper.guarantee import ALPHAS, DELTA, SPLITS
+from semgrad_guard.paper.guarantee import DELTA, SPLITS
 from semgrad_guard.paper.intervals import LEVEL, RESAMPLES
 from semgrad_guard.paper.summary import RunSummary, promises, standing, summarize
 from semgrad_guard.paper.tables import all_tables, guaranteed_tables
@@ -46,11 +45,9 @@ def write_report(
     runs: GradedRun | Sequence[GradedRun],
     folder: str | Path,
     *,
-    probe: ProbeMaps | Sequence[ProbeMaps] | None = None,
     title: str = "How well the guard knows",
     count: int = RESAMPLES,
     splits: int = SPLITS,
-    alphas: Sequence[float] = ALPHAS,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Path:
     """Write `report.html` and `tables/*.csv` into a folder, which is made if it is not there.
@@ -58,11 +55,9 @@ def write_report(
     Args:
         runs: one graded run, or several with titles of their own (models x data sets).
         folder: where to.
-        probe: maps of SPS, and of SemGrad's AUROC, by layer and token.
         title: the page's heading.
         count: bootstrap resamples behind every interval.
         splits: random halves behind the coverage at a guaranteed error rate.
-        alphas: the error rates that are promised, each in (0, 1).
         tell: called with the current step, for a progress display.
 
     Returns:
@@ -73,13 +68,12 @@ def write_report(
         MissingExtraError: matplotlib is absent.
     """
     given = [runs] if isinstance(runs, GradedRun) else list(runs)
-    maps = [probe] if isinstance(probe, ProbeMaps) else list(probe or ())
     require_distinct(given)
     make_folder(Path(folder) / TABLES)
     target = Path(folder) / FILE
     require_drawable(target.with_suffix(".svg"))
     require_writable(target)
-    summaries = [summarize(run, count=count, splits=splits, alphas=alphas, tell=tell) for run in given]
+    summaries = [summarize(run, count=count, splits=splits, tell=tell) for run in given]
     promised, tables = guaranteed_tables(summaries), all_tables(summaries)
     for table in (*promised, *tables):
         tell(f"{table.key}.csv")
@@ -116,7 +110,6 @@ def write_report(
         sections=sections,
         main=tables[0],
         tables=tables[1:],
-        probes=[_probe(probe_maps, f"probe{number}") for number, probe_maps in enumerate(maps, start=1)],
         width=_WIDTH,
         narrow=_NARROW,
         ours=published.OURS,
@@ -171,17 +164,6 @@ def _figures(summary: RunSummary, name: str) -> list[Figure]:
 
 def _figure(figure: Any, name: str, caption: str) -> Figure:
     return Figure(Markup(inline_svg(figure, name, description=_visible(caption))), caption)  # noqa: S704 - ours
-
-
-def _probe(maps: ProbeMaps, name: str) -> dict[str, Any]:
-    caption = f"Semantic Preservation Score by decoder layer and prompt token, {maps.title} (Figure 2 of the paper)."
-    heat = figures.sps_figure(maps.sps, title=maps.title, tokens=maps.tokens)
-    drawn = [_figure(heat, f"{name}a", caption)]
-    if maps.auroc is not None:
-        caption = f"SemGrad's AUROC against SPS, one point per hidden state, {maps.title} (Figure 3 of the paper)."
-        scatter = figures.sps_auroc_figure(maps.sps, maps.auroc, title=maps.title)
-        drawn.append(_figure(scatter, f"{name}b", caption))
-    return {"title": maps.title, "recommendation": maps.recommendation, "figures": drawn}
 
 
 def _visible(value: Any) -> Any:

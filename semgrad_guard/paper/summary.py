@@ -89,7 +89,6 @@ def summarize(
     *,
     count: int = RESAMPLES,
     splits: int = SPLITS,
-    alphas: Sequence[float] = ALPHAS,
     tell: Callable[[str], object] = lambda _: None,
 ) -> RunSummary:
     """Measure a run.
@@ -98,7 +97,6 @@ def summarize(
         run: the graded answers.
         count: bootstrap resamples.
         splits: halves for the coverage at a guaranteed error rate.
-        alphas: the error rates that are promised, each in (0, 1).
         tell: called with the current measurement, for a progress display.
     """
     methods: dict[str, MethodSummary] = {}
@@ -120,7 +118,7 @@ def summarize(
             ece=expected_calibration_error(confidence, run.correct, **drawn),
             guaranteed={
                 a: None if run.clusters else guaranteed_coverage(scores, correct, alpha=a, splits=splits)
-                for a in alphas
+                for a in ALPHAS
             },
             unscored=sum(score is None for score in run.scores[title]),
         )

@@ -11,17 +11,17 @@ import io
 import json
 import re
 import tokenize
+import tomllib
 from collections.abc import Iterable
+from importlib.resources import files
 from typing import Any, cast
 
-_MISSING = """nan null none nil n/a #n/a <na> nat undefined <unk> - -- — ? na tbd #ref! #value! #name? #div/0! #num!
-    unknown unanswerable noanswer no_answer"""
-PLACEHOLDERS = frozenset(
-    [*_MISSING.split(), "no answer", "not answerable", "not found", "not available", "not applicable"]
+KNOWN: dict[str, Any] = tomllib.loads(
+    files("semgrad_guard.questions").joinpath("known.toml").read_text(encoding="utf-8")
 )
-"""What programs and people write for a missing answer, in any case of letters (but "Na" is sodium)."""
-NO_ANSWER = frozenset(("no answer present.", "cannotanswer"))
-"""MS MARCO's and QuAC's references where the passages do not answer the question."""
+"""The names and words of well-known data."""
+PLACEHOLDERS = frozenset(KNOWN["cells"]["missing"])
+NO_ANSWER = frozenset(KNOWN["cells"]["no_answer"])
 TRUTH = {"true": True, "yes": True, "1": True, "1.0": True, "false": False, "no": False, "0": False, "0.0": False}
 """A flag or a grade, as programs and people write it."""
 DATE = re.compile(r"\d{4}-\d\d-\d\d[ T]00:00:00(?:\.0+)?(?:Z|\+00:00)?|1\d{12}")

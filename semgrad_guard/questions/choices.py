@@ -9,16 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from semgrad_guard.questions.cells import literal
+from semgrad_guard.questions.cells import KNOWN, literal
 
-COLUMNS = ("choices", "options")
-MARKS = (
-    *("answer_key", "answer_idx", "answer_index", "correct_option", "correct_choice", "correct_index", "correct"),
-    *("gold", "label"),
-)
-"""Columns that name the right one of the choices, where no column holds an answer."""
-_BEFORE = ("", "option", "choice", "op")
-"""Names of columns with one choice each, before its letter or number: MMLU's, and others."""
+COLUMNS, MARKS, _BEFORE = (KNOWN["choices"][name] for name in ("columns", "marks", "before"))
 _ENDS = ("abcdefghij", "123456789")
 _LABELLED = re.compile(r"\(?([A-Ja-j])[).:]\s*(\S.*)", re.DOTALL)
 _MARK = re.compile(r"\(?([A-Za-z]|\d+)[).:]?")

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 from semgrad_guard.errors import DataFileError
 from semgrad_guard.questions.cells import (
     DATE,
+    KNOWN,
     NO_ANSWER,
     OBJECT,
     PLACEHOLDERS,
@@ -33,50 +34,13 @@ C = TypeVar("C")
 Need = Literal["answers", "response", "question"]
 """The content that a line must have: references (to calibrate), a response (to score), or just a question."""
 
-REFERENCES = (
-    *("answers", "answer", "correct_answers", "correct_answer", "right_answer", "possible_answers", "ideal"),
-    "answers_spans",
-)
-REFERENCES_BESIDE_ANSWERS = (
-    *("ground_truth", "ground_truths", "reference", "references", "reference_answer", "reference_answers"),
-    *("expected", "expected_output", "expected_answer", "expected_response", "expectations"),
-    *("reference_output", "reference_outputs", "gold_answer", "gold_answers", "golden_answer", "golden_answers"),
-)
-"""References in tables that hold a model's answers too: next to one of these, `answer` is the model's own."""
-_BEST = ("best_answer",)
-"""TruthfulQA's best answer is one of its correct answers, and the reference where these are missing."""
-_RETRIEVED = ("retrieval_context", "retrieved_contexts", "retrieved_documents", "retrieved_docs", "source_documents")
-CONTEXT = (
-    _RETRIEVED,
-    ("context", "contexts", "passage", "passages", "paragraphs", "documents", "article", "knowledge", "story"),
-    ("reference_contexts",),
-)
-"""The passages that were found come before those that should have been."""
-RESPONSE = (
-    *("response", "actual_output", "output", "outputs", "prediction", "result"),
-    *("model_answer", "model_output", "generated_answer"),
-)
-KIND = ("kind", "category")
-_OTHERS = ("paraphrases", "id")
-_ALIASES = ("answer_aliases", "aliases", "acceptable_answers", "accepted_answers", "alternative_answers")
-_UNANSWERABLE = {
-    **dict.fromkeys(("answerable", "is_answerable", "has_answer"), False),
-    **dict.fromkeys(("is_impossible", "unanswerable", "is_unanswerable"), True),
-}
-"""Flags, by the value that they have where no answer is right."""
-_GRADE = re.compile(
-    "label|correct|halluc|grade|score|rating|verdict|judg|feedback|thumb|annotat|approv|faithful|ground|relevan|factual"
-    "|quality|passed|bad$|good$|human|review|confidence|prob|match|^f1$"
-)
-"""In the name of a column that tells, by a number or a word, whether a model's answer next to it is right."""
-_GRADE_WORDS = frozenset(
-    """pass fail passed failed correct incorrect right wrong hallucinated supported good bad up down thumbs_up
-    thumbs_down""".split()  # noqa: SIM905 - a list of words
-)
-_LOGGED = re.compile("^model|^llm|finishreason|tokens|latency|cost$|^contexts$|^retriev|^sourcedocuments")
-"""In the name of a column of logs and RAGAS' tables, where `answer` is what a model wrote."""
-_CONTINUED = ("body",)
-"""SVAMP's question continues this text."""
+_NAMES: Mapping[str, list[str]] = KNOWN["columns"]
+REFERENCES, REFERENCES_BESIDE_ANSWERS = _NAMES["references"], _NAMES["references_beside_answers"]
+CONTEXT: list[list[str]] = [group["names"] for group in KNOWN["passages"]]
+_BEST, _ALIASES, RESPONSE, KIND, _OTHERS = (_NAMES[name] for name in ("best", "aliases", "response", "kind", "others"))
+_UNANSWERABLE = dict.fromkeys(_NAMES["answerable"], False) | dict.fromkeys(_NAMES["unanswerable"], True)
+_GRADE, _LOGGED = (re.compile("|".join(KNOWN["grades"][name])) for name in ("names", "logged"))
+_GRADE_WORDS = frozenset(KNOWN["grades"]["words"].split())
 _ANSWERS = (*REFERENCES, *REFERENCES_BESIDE_ANSWERS, *_BEST, *_ALIASES)
 NO_PASSAGE = (*QUESTION, *_ANSWERS, *RESPONSE, *KIND, *_OTHERS, *COLUMNS)
 """Columns that mean something else than a passage to answer from; the answers among them would give the answer away."""
@@ -183,7 +147,7 @@ class _Reading:
             return texts[0]
         if isinstance(text := self._record[name], str) and WRITTEN_PASSAGE.fullmatch(text.strip()):
             raise self._fault(f'has a list or an object in "{name}", {text.strip()[:60]!r}: write the question\'s text')
-        if self._given.question is None and (more := self._present(_CONTINUED)):
+        if self._given.question is None and (more := self._present(_NAMES["continued"])):
             raise self._fault(f'has "{more[0]}" next to "{name}", which may be one question: join them')
         return self._record[name]
 
@@ -429,17 +393,13 @@ def passages(value: Any) -> str | None:
     return "\n\n".join(texts)
 
 
-_HOLDING = ("passage_text", "page_content", "paragraph_text", "text", "content", "contexts", "node")
-"""The text of a passage in an object: MS MARCO's, LangChain's, MuSiQue's, LlamaIndex's and others'."""
-
-
 def _passages(value: Any) -> Iterator[Any]:
     if isinstance(value, Mapping):
         held = cast("Mapping[str, Any]", value)
         if {"title", "sentences"} <= held.keys():
             yield from _passages([list(pair) for pair in zip(held["title"], held["sentences"], strict=False)])
             return
-        name = next((key for key in _HOLDING if key in held), None)
+        name = next((key for key in KNOWN["layouts"]["holding"] if key in held), None)
         yield from _passages(held[name]) if name is not None else (None,)
     elif isinstance(value, list):
         for passage in cast("list[Any]", value):

@@ -174,7 +174,8 @@ def with_paraphrases(questions: Sequence[Question]) -> list[Question]:
     if len(found) < 2:
         raise InputError(
             f"{len(found)} of the {len(questions)} questions have paraphrases, and a probe needs two at least: add "
-            '"paraphrases": ["the same question in other words", ...] to the lines of the file.'
+            '"paraphrases": ["the same question in other words", ...] to the lines of the file, or let a chat model '
+            "write them (--paraphrases)."
         )
     return found
 

@@ -9,22 +9,14 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, cast
 
+from semgrad_guard.questions.cells import KNOWN
+
 Record = dict[str, Any]
 
-QUESTION = ("question", "user_input", "query", "input", "inputs", "question_text", "question_stem", "problem")
-_LISTS = ("data", "rows", "questions", "examples", "test_cases", "tests", "items", "records", "samples", "instances")
-"""The names of the one list of records in a document, in any spelling."""
-_INPUTS = ("inputs", "input", "vars", "item")
-"""Fields that hold the fields of a question: LangSmith's and MLflow's, Langfuse's and Braintrust's, promptfoo's, and
-OpenAI's."""
-_EXPECTED = ("expectations", "expected", "expected_output", "reference_outputs", "reference", "ideal")
-"""Fields that hold the one answer in an object, perhaps among others."""
-_ANSWERS = (
-    *("answer", "answers", "output", "expected", "expected_response", "expected_answer"),
-    *("ground_truth", "response"),
+QUESTION: list[str] = KNOWN["columns"]["question"]
+_LISTS, _INPUTS, _EXPECTED, _ANSWERS, _OF_A_RUN, _ASSERTED = (
+    KNOWN["layouts"][name] for name in ("lists", "inputs", "expected", "answers", "of_a_run", "asserted")
 )
-_OF_A_RUN = ("run_type", "trace_id", "start_time", "execution_time", "example_id", "reference_example_id")
-"""Fields of LangSmith's runs and results, whose `outputs` are a model's own; those of its examples are references."""
 
 
 @lru_cache(maxsize=4096)  # every record of a file has the same names
@@ -154,7 +146,6 @@ def _only(outputs: Any) -> Any:
     return values[0] if len(values) == 1 else {"several": held}  # no text, and refused as such
 
 
-_ASSERTED = ("equals", "contains", "icontains", "contains-any", "icontains-any")
 _PREFIX = re.compile(r"([a-z]+(?:-[a-z]+)*)\s*:\s*(\S.*)", re.DOTALL)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -33,48 +32,39 @@ class Phrasing:
         wording: the plain question, or the paper's instruction and the question.
         prompt: a template of the user's turn, with {question} in it and, for questions about a passage, {context};
             braces that are meant as such are doubled, {{ and }}, as in Python and LangChain (`require` checks it).
-        examples: questions with answers (the first reference; an abstention if no answer is right) that go before every
-            question as turns, worded in the same way.
     """
 
     system: str | None = None
     wording: Wording = "plain"
     prompt: str | None = None
-    examples: Sequence[Question] = ()
 
     def conversation(self, row: Question) -> list[Message]:
-        """The messages for a question: its turn, with the passage if there is one, after the examples.
+        """The messages for a question: its turn, with the passage if there is one.
 
         The turn names the bare question, for methods that compare questions or paraphrase them without the instruction.
         """
         turns = [] if self.system is None else [Message("system", self.system)]
-        for example in self.examples:
-            turns.append(Message("user", self._worded(example)))
-            turns.append(Message("assistant", _shown_answer(example)))
         return [*turns, Message("user", self._worded(row), question=row.question, context=row.context)]
 
     def name(self, rows: Sequence[Question] = ()) -> str:
-        """The name of such prompts in a calibration; it depends on system message, wording, template and examples.
+        """The name of such prompts in a calibration; it depends on system message, wording and template.
 
         Raises:
             InputError: some of the questions have a context and some have none.
         """
         form = form_of(rows)
         name = form if self.wording == "plain" else f"{self.wording}-{form}"
-        shown = [[example.question, example.context, _shown_answer(example)] for example in self.examples]
-        examples = json.dumps(shown) if shown else None
-        parts = (("system", self.system), ("prompt", self.prompt), ("examples", examples))
+        parts = (("system", self.system), ("prompt", self.prompt))
         digests = [(kind, hashlib.sha256(text.encode()).hexdigest()) for kind, text in parts if text is not None]
         return "+".join([name, *(f"{kind}-{digest[:8]}" for kind, digest in digests)])
 
     def require(self, rows: Sequence[Question]) -> None:
-        """Refuse a template or examples that do not go with the questions.
+        """Refuse a template that does not go with the questions.
 
         Raises:
-            InputError: as for `require_prompt` and `require_examples`, or the questions have two forms.
+            InputError: as for `require_prompt`, or the questions have two forms.
         """
         form = form_of(rows)
-        require_examples(self.examples, rows)
         if self.prompt is not None:
             require_prompt(self.prompt, form)
 
@@ -96,8 +86,7 @@ class Phrasing:
 
     def settings(self) -> dict[str, Any]:
         """Plain JSON, for the record of texts that were scored in this way."""
-        examples = [example.model_dump() for example in self.examples]
-        return {"system": self.system, "wording": self.wording, "prompt": self.prompt, "examples": examples}
+        return {"system": self.system, "wording": self.wording, "prompt": self.prompt}
 
     def _worded(self, row: Question) -> str:
         if self.prompt is None:
@@ -106,23 +95,6 @@ class Phrasing:
             given = {"{question}": row.question, "{context}": row.context or "", "{{": "{", "}}": "}"}
             turn = _PIECE.sub(lambda piece: given[piece.group()], self.prompt)
         return PAPER_PROMPT.replace("{query}", turn) if self.wording == "paper" else turn
-
-
-def require_examples(examples: Sequence[Question], rows: Sequence[Question]) -> None:
-    """Refuse few-shot examples that do not go with the questions.
-
-    Raises:
-        InputError: one of them is among the questions, so its answer would be given away, or they have a context and
-            the questions none, or the other way round.
-    """
-    keys = {row.key for row in rows}
-    if shared := [example.question for example in examples if example.key in keys]:
-        raise InputError(
-            f"{len(shared)} of the {len(examples)} few-shot examples are among the questions (the first: "
-            f"{shared[0][:80]!r}), which gives their answers away; take other examples, or leave these questions out"
-        )
-    if examples and form_of(examples) != form_of(rows):
-        raise InputError("the few-shot examples and the questions must both have a context, or both have none")
 
 
 def require_prompt(prompt: str, form: Form) -> None:
@@ -164,7 +136,3 @@ def form_of(rows: Sequence[Question]) -> Form:
             "compare. Put them into two files and calibrate each form of prompt by itself."
         )
     return "context" if contexts else "chat"
-
-
-def _shown_answer(example: Question) -> str:
-    return example.answers[0] if example.answers else "I don't know."

@@ -31,9 +31,6 @@ HUB = "hub:"
 PARQUET, EXCEL = ".parquet", ".xlsx"
 _DATA = (PARQUET, EXCEL, ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 """The data files of a folder."""
-_MOST_ENTRIES = 5000
-"""Files and folders below a folder of data: more are not a folder of data, but a disk."""
-
 _PACKED = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"BZh", b"\x28\xb5\x2f\xfd")
 """The first bytes of other zip files, of Excel's old ones, and of bzip2 and Zstandard."""
 
@@ -131,13 +128,7 @@ def _records(path: Path, document: Any) -> list[Any]:
 
 def _folder(folder: Path) -> Iterator[Entry]:
     """The entries of its data files, in the order of their paths; a folder `kind=history` is a field of its entries."""
-    entries = list(itertools.islice(folder.rglob("*"), _MOST_ENTRIES + 1))
-    if len(entries) > _MOST_ENTRIES:
-        raise DataFileError(
-            f"{folder} holds more than {_MOST_ENTRIES} files and folders. Give a data file, or a folder of data files "
-            "alone."
-        )
-    found = [path for path in sorted(entries) if path.suffix.lower() in _DATA and path.is_file()]
+    found = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in _DATA and path.is_file()]
     parts = {path: path.relative_to(folder).parts for path in found}
     visible = [path for path in found if not any(part.startswith((".", "_")) for part in parts[path])]
     if not visible:

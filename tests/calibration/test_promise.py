@@ -199,14 +199,14 @@ def test_delta_is_split_evenly() -> None:
         combined_promise([])
 
 
-@pytest.mark.parametrize("grader", ["contains", "contains+nli(folder)", "contains@1", "contains@2"])
+@pytest.mark.parametrize("grader", ["contains", "contains+nli(folder)", "contains@1", "contains@2", "contains@3"])
 def test_nothing_is_promised_where_the_grader_has_other_rules_now(grader: str) -> None:
     prompts, binding = drawn(closed_book, 400, 0), Binding(model="m", estimator="e", grader=grader)
     scores = [0.001 * i for i in range(400)]
     made = calibrate(scores, [True] * 400, alpha=0.1, delta=0.1, binding=binding, prompts=prompts)
     promise, unfamiliar = combined_promise([Policy.from_calibration(made)]), made.unfamiliar(prompts[0])
-    if grader == "contains@2":
+    if grader == "contains@3":
         assert (promise is not None, unfamiliar) == (True, ())
         return
     assert promise is None
-    assert f"graded by {grader}, whose rules have changed since (it is contains@2 now); make it anew" in unfamiliar[0]
+    assert f"graded by {grader}, whose rules have changed since (it is contains@3 now); make it anew" in unfamiliar[0]

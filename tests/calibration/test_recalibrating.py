@@ -9,7 +9,7 @@ from semgrad_guard.calibration import Binding, Calibration, calibrate
 from semgrad_guard.calibration.calibrating import Proposal, recalibrate
 from semgrad_guard.errors import CalibrationError
 
-BINDING = Binding(estimator="e", model="m", grader="contains@2")
+BINDING = Binding(estimator="e", model="m", grader="contains@3")
 
 
 def old_one() -> Calibration:

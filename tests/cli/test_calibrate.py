@@ -42,7 +42,7 @@ def test_the_promise_is_told_and_saved(calibrate: Run, right: Path, tmp_path: Pa
     assert "P(correct)" in shown
     assert made.id in shown
     assert made.binding is not None
-    assert made.binding.grader == "contains@2"
+    assert made.binding.grader == "contains@3"
     assert made.binding.prompt_template is not None
     assert made.binding.prompt_template.startswith("chat@")
     assert len((tmp_path / "c.answers.jsonl").read_text().splitlines()) == 61

@@ -52,7 +52,7 @@ def test_sentences_are_graded_by_themselves(calibrate: Run, fixed: FixedModel, t
     assert made.sentences is not None
     assert (made.sentences.on_doubt, made.sentences.promise) == ("drop", "sentence")
     assert (made.sentences.n, made.sentences.wrong, made.n_wrong) == (3 * N, N, N)
-    assert f"{N} of 72 sentences have no verdict by contains@2; they count as wrong" in flat(result.stderr)
+    assert f"{N} of 72 sentences have no verdict by contains@3; they count as wrong" in flat(result.stderr)
     assert f"{N} of 72 sentences wrong, {N} sentences without a verdict among them" in flat(result.stdout)
     assert made.threshold is not None, result.stdout
     guard = Guard(fixed, Policy(calibration=made))

@@ -70,9 +70,9 @@ def test_a_run_from_questions_to_a_table(evaluate: Run, mixed: Path, tmp_path: P
     shown = flat(result.stdout)
     assert "tiny on mixed" in shown
     assert all(word in shown for word in ("AUROC", "HybridGrad", "G-NLL", "LN-PE"))
-    assert "50.0% of 8 answers are right by contains@2. Right means: one sentence asserts a reference;" in shown
+    assert "50.0% of 8 answers are right by contains@3. Right means: one sentence asserts a reference;" in shown
     rows = table(tmp_path)
-    assert [row["correct: contains@2"] for row in rows] == ["1", "0"] * 4
+    assert [row["correct: contains@3"] for row in rows] == ["1", "0"] * 4
     assert [row["kind"] for row in rows] == ["even", "odd"] * 4
     for row, answer in zip(rows, kept(tmp_path), strict=True):
         assert float(row["LN-PE"]) == answer.uncertainty("ln_pe")

@@ -104,7 +104,7 @@ def test_the_same_verdict_in_a_hundred_runs() -> None:
 
 
 def _of(answers: list[Decided]) -> Measured:
-    return Measured("0123456789abcdef", "contains@2", "0" * 16, answers)
+    return Measured("0123456789abcdef", "contains@3", "0" * 16, answers)
 
 
 def test_unpromised_answers_are_no_coverage(gate: Run, band: Path) -> None:

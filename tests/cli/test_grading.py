@@ -43,9 +43,9 @@ def fill(path: Path, words: list[str]) -> None:
 
 def test_ten_answers_are_shown_and_doubtful_grades_told(calibrate: Run, right: Path, wrong: Path) -> None:
     stderr = calibrate(right).stderr
-    assert "Look: 10 of 60 answers, graded by contains@2. Question [reference] answer:" in stderr
+    assert "Look: 10 of 60 answers, graded by contains@3. Question [reference] answer:" in stderr
     assert stderr.count("\n  right: What is item ") == 10
-    assert "60 of 60 answers are right by contains@2, more than 95 %." in flat(stderr)
+    assert "60 of 60 answers are right by contains@3, more than 95 %." in flat(stderr)
     stderr = calibrate(wrong, "--grader", "exact-match").stderr
     assert stderr.count("\n  wrong: What is item ") == 10
     assert "0 of 60 answers are right by exact-match, less than 5 %." in flat(stderr)
@@ -61,7 +61,7 @@ def test_answers_without_a_verdict_are_wrong_and_told(tmp_path: Path, capsys: py
     grades = grading.grade(questions, answers, Contains(), book=tmp_path / "grades.jsonl")
     assert (list(grades.rows), list(grades.correct), grades.no_verdict) == ([0, 1, 2], [True, False, False], 1)
     shown = flat(capsys.readouterr().err)
-    assert "1 of 3 answers have no verdict by contains@2; they count as wrong." in shown
+    assert "1 of 3 answers have no verdict by contains@3; they count as wrong." in shown
     assert "no verdict: question 1" in shown
 
 
@@ -139,7 +139,7 @@ def test_evaluate_extends_its_sheet_after_a_partial_run(
         return run("evaluate", *fixed, *options, *arguments)
 
     sheet = tmp_path / "out" / "labels.csv"
-    assert "graded by contains@2" in evaluate("--limit", 8).stderr
+    assert "graded by contains@3" in evaluate("--limit", 8).stderr
     fill(sheet, ["yes", "no"] * 4)
     before = sheet.read_bytes()
     assert evaluate("--limit", 12, "--prompt", "paper").exit_code == 1  # other settings than those of the run

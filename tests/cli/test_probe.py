@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -42,7 +45,7 @@ def test_record_pictures_and_words(run_probe: Run, data: Path, tmp_path: Path) -
     assert TokenChoice.load(tmp_path / "p.json").offset is None
     stdout = flat(result.stdout)
     assert "the template's" in stdout
-    assert "4 of 8 right (contains@2)" in stdout
+    assert "4 of 8 right (contains@3)" in stdout
     assert "t* = -11: the chat template's own place (-11)" in stdout
     assert f"Pictures: {tmp_path / 'p.sps.png'}" in result.stdout
 
@@ -53,7 +56,7 @@ def test_json_alone_without_answers(run_probe: Run, data: Path, tmp_path: Path) 
     record = json.loads(result.stdout)
     assert record["graded"] is None
     assert record["questions"] == 8
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["p.json", "p.sps.png", "p.states.safetensors", "q.jsonl"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["p.json", "p.sps.png", "q.jsonl"]
 
 
 def test_without_paraphrases_nothing_is_done(run_probe: Run, tmp_path: Path) -> None:
@@ -62,6 +65,50 @@ def test_without_paraphrases_nothing_is_done(run_probe: Run, tmp_path: Path) -> 
     assert result.exit_code == 1
     assert "0 of the 3 questions have paraphrases" in flat(result.stderr)
     assert [p.name for p in tmp_path.iterdir()] == ["q.jsonl"]
+
+
+class Writer(BaseHTTPRequestHandler):
+    """A chat model behind OpenAI's protocol, which rewords questions about items."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        number = re.findall(r"item (\d+)", body["messages"][0]["content"])[-1]
+        text = f"1. Say what item {number} is?\n2. Which thing is item {number}?"
+        message = {"role": "assistant", "content": text}
+        answer = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing is shown."""
+
+
+def test_a_model_of_a_server_writes_the_paraphrases(run_probe: Run, tmp_path: Path) -> None:
+    pytest.importorskip("httpx", reason="the extra `serve` is not installed")
+    data = jsonl(tmp_path / "q.jsonl", ({"question": q} for q in ASKED[:4]))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Writer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/v1#large"
+        result = run_probe("--data", data, "--no-answers", "--json", "--paraphrases", url)
+    finally:
+        server.shutdown()
+        thread.join()
+    assert result.exit_code == 0, result.stderr
+    assert (json.loads(result.stdout)["questions"], json.loads(result.stdout)["without_paraphrases"]) == (4, 0)
+    assert "Which thing is item 3?" in (tmp_path / "p.paraphrases.jsonl").read_text()
+
+
+def test_a_model_that_writes_none_is_told(run: Run, tmp_path: Path) -> None:
+    """The embedded model answers instead of rewording."""
+    data = jsonl(tmp_path / "q.jsonl", ({"question": f"What is the capital of {c}?"} for c in ("Japan", "Peru")))
+    result = run("probe", "--data", data, "--output", tmp_path / "p.json", "--paraphrases", "itself", "--no-answers")
+    assert result.exit_code == 1
+    assert "0 of the 2 questions have paraphrases" in flat(result.stderr)
 
 
 def test_some_without_paraphrases_and_a_broken_line(run_probe: Run, data: Path, tmp_path: Path) -> None:

@@ -41,9 +41,9 @@ def test_ten_are_shown_and_what_can_hardly_be_is_told(
     with caplog.at_level(logging.WARNING, "semgrad_guard"):
         assert calibrated("It is seven.", show=True).n_wrong == 0
     stderr = capsys.readouterr().err
-    assert "graded by contains@2" in stderr
+    assert "graded by contains@3" in stderr
     assert stderr.count("right: What is item") == 10
-    assert "60 of 60 answers are right by contains@2, more than 95 %" in caplog.text
+    assert "60 of 60 answers are right by contains@3, more than 95 %" in caplog.text
     calibrated("It is not seven.")
     assert capsys.readouterr().err.count("What is item") == 0
 
@@ -53,7 +53,7 @@ def test_answers_without_a_verdict_are_wrong_and_told(
 ) -> None:
     made = calibrated("Perhaps seven.", show=True)
     assert (made.n, made.n_wrong) == (COUNT, COUNT)
-    assert "60 of 60 answers have no verdict by contains@2; they count as wrong." in caplog.text
+    assert "60 of 60 answers have no verdict by contains@3; they count as wrong." in caplog.text
     assert capsys.readouterr().err.count("no verdict: What is item") == 10
 
 

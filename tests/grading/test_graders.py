@@ -9,13 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semgrad_guard.calibration.prompt_parts import common_subsequence
-from semgrad_guard.errors import InputError
 from semgrad_guard.grading import (
     GRADERS,
     AnswerToGrade,
     ExactMatch,
-    RougeL,
-    TokenF1,
     normalise,
     rouge_l,
     token_f1,
@@ -70,22 +67,16 @@ def test_token_f1(text: str, answer: str, f1: float) -> None:
     assert token_f1(text, answer) == pytest.approx(f1, abs=1e-15)
 
 
-def test_token_f1_lets_through_at_its_threshold() -> None:
-    assert TokenF1(2 / 3)("Austen", ["Charlotte", "Jane Austen"])
-    assert not TokenF1(0.7)("Austen", ["Charlotte", "Jane Austen"])
-
-
 def test_names_tell_the_settings() -> None:
-    assert (ExactMatch().name, TokenF1().name, TokenF1(0.8).name) == ("exact-match", "token-f1>=0.5", "token-f1>=0.8")
-    assert (RougeL().name, RougeL(0.5).name) == ("rouge-l>=0.3", "rouge-l>=0.5")
-    assert set(GRADERS) == {"contains", "exact-match", "token-f1", "rouge-l"}
-
-
-@pytest.mark.parametrize("threshold", [0.0, 1.1, -1.0, float("nan")])
-def test_a_threshold_that_is_none_is_refused(threshold: float) -> None:
-    for grader in (TokenF1, RougeL):
-        with pytest.raises(InputError, match="lies in"):
-            grader(threshold)
+    names = {name: grader.name for name, grader in GRADERS.items()}
+    assert {**names, "contains": ""} == {
+        "contains": "",
+        "exact-match": "exact-match",
+        "token-f1": "token-f1>=0.5",
+        "rouge-l": "rouge-l>=0.3",
+    }
+    assert GRADERS["token-f1"]("Austen", ["Charlotte", "Jane Austen"])
+    assert not GRADERS["token-f1"]("Austen", ["Charlotte", "Miss Jane Anna Austen"])
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_a_second_opinion_decides_where_there_is_no_verdict(tmp_path: Path) -> N
     once, again = Counting(), Counting()
     for judge in (once, again):
         assert grade_texts(items, SecondOpinion(Contains(), judge), book) == [True, False, False, "abstained", False]
-    assert (len(once.asked), len(again.asked), both.name) == (2, 0, "contains@2+counting")
+    assert (len(once.asked), len(again.asked), both.name) == (2, 0, "contains@3+counting")
 
 
 def test_a_sentence_that_names_no_reference_has_no_verdict_by_contains(tmp_path: Path) -> None:
@@ -142,4 +142,4 @@ def test_names_of_a_second_opinion() -> None:
     for wrong in ("contains+exact-match", "exact-match+judge=x", "contains+", "contains+contains"):
         with pytest.raises(InputError, match="there is no grader"):
             require_kind(wrong)
-    assert right_means("contains@2+judge(fake)") == right_means("contains@2") is not None
+    assert right_means("contains@3+judge(fake)") == right_means("contains@3") is not None

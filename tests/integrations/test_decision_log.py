@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 from llama_index.core import Document, SummaryIndex
 
-from langchain_semgrad_guard import (
-    ChatSemGrad,
-    UncertaintyRouterCallback,
-    get_verdict,
-)
+from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback
 from llama_index_semgrad_guard import SemGradLLM
 from llama_index_semgrad_guard import UncertaintyRouterCallback as LlamaIndexRouter
 from llama_index_semgrad_guard import guarded as guarded_engine
@@ -25,63 +21,46 @@ pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 from semgrad_guard.decision_log.decision_log import DecisionLog
 
 NONE = Policy(threshold=-1.0, on_cut="score")
-Ask = Callable[[LanguageModel, DecisionSink], Any]
 
 
-def chat(model: LanguageModel) -> ChatSemGrad:
-    return ChatSemGrad.from_model(model, max_tokens=4)
-
-
-def with_field(model: LanguageModel, log: DecisionSink) -> ChatSemGrad:
-    return chat(model).model_copy(update={"router": UncertaintyRouterCallback(NONE, log=log)})
-
-
-def guarded(model: LanguageModel, log: DecisionSink) -> Any:
-    return get_verdict(with_field(model, log).invoke("question")).decision_id
-
-
-def streamed(model: LanguageModel, log: DecisionSink) -> Any:
-    *_, last = with_field(model, log).stream("question")
-    return last.response_metadata["semgrad_guard"]["decision_id"]
+def chat(model: LanguageModel, log: DecisionSink) -> ChatSemGrad:
+    return ChatSemGrad.from_model(model, max_tokens=4, router=UncertaintyRouterCallback(NONE, log=log))
 
 
 def routed(model: LanguageModel, log: DecisionSink) -> Any:
     router = UncertaintyRouterCallback(NONE, log=log)
-    return get_verdict(chat(model).invoke("question", config={"callbacks": [router]})).decision_id
+    return ChatSemGrad.from_model(model, max_tokens=4).invoke("question", {"callbacks": [router]}).response_metadata
 
 
-def answered(model: LanguageModel, log: DecisionSink) -> Any:
-    llm = SemGradLLM.from_model(model, max_tokens=4, router=LlamaIndexRouter(NONE, log=log))
-    response: Any = llm.complete("question")
-    return response.raw["semgrad_guard"]["decision_id"]
+def llm(model: LanguageModel, log: DecisionSink) -> SemGradLLM:
+    return SemGradLLM.from_model(model, max_tokens=4, router=LlamaIndexRouter(NONE, log=log))
 
 
-def index(model: LanguageModel, log: DecisionSink) -> Any:
-    router = LlamaIndexRouter(NONE, log=log)
-    llm = SemGradLLM.from_model(model, max_tokens=4, router=router)
-    return SummaryIndex.from_documents([Document(text="a")]), llm, router
+def guarded(model: LanguageModel, log: DecisionSink, make: str) -> Any:
+    own = llm(model, log)
+    engine: Any = getattr(SummaryIndex.from_documents([Document(text="a")]), make)
+    return guarded_engine(engine(llm=own, **({"chat_mode": "simple"} if "chat" in make else {})), own.router)
 
 
-def queried(model: LanguageModel, log: DecisionSink) -> Any:
-    documents, llm, router = index(model, log)
-    engine = guarded_engine(documents.as_query_engine(llm=llm), router)
-    return engine.query("question").metadata["semgrad_guard"]["decision_id"]
+DOORS: dict[str, Callable[[LanguageModel, DecisionSink], Any]] = {
+    "field": lambda model, log: chat(model, log).invoke("question").response_metadata,
+    "stream": lambda model, log: list(chat(model, log).stream("question"))[-1].response_metadata,
+    "config": routed,
+    "llm": lambda model, log: llm(model, log).complete("question").raw,
+    "engine": lambda model, log: guarded(model, log, "as_query_engine").query("question").metadata,
+    "chat engine": lambda model, log: guarded(model, log, "as_chat_engine").chat("question").metadata,
+}
+"""Ask a question, and return the metadata of the answer."""
 
 
-def chatted(model: LanguageModel, log: DecisionSink) -> Any:
-    documents, llm, router = index(model, log)
-    engine = guarded_engine(documents.as_chat_engine(chat_mode="simple", llm=llm), router)
-    return engine.chat("question").metadata["semgrad_guard"]["decision_id"]
-
-
-@pytest.mark.parametrize("ask", [guarded, streamed, routed, answered, queried, chatted])
+@pytest.mark.parametrize("door", DOORS)
 def test_a_door_writes_its_decisions_down(
-    ask: Ask, tmp_path: Path, make_language_model: Callable[..., LanguageModel]
+    door: str, tmp_path: Path, make_language_model: Callable[..., LanguageModel]
 ) -> None:
     model = make_language_model(max_position_embeddings=2048)
     with DecisionLog(tmp_path / "log.db") as log:
-        decision_id = ask(model, log)
+        metadata = DOORS[door](model, log)
         assert log.flush()
         ((decision, _),) = log.database.decisions()
-    assert decision.id == decision_id
+    assert decision.id == metadata["semgrad_guard"]["decision_id"]
     assert (decision.action, decision.model) == ("abstain", "random-llama")

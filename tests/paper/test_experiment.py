@@ -120,58 +120,6 @@ def test_an_interrupted_run_continues(experiment: Experiment, tmp_path: Path, re
     assert settings == experiment.settings(QUESTIONS)
 
 
-@pytest.mark.parametrize("sample_batch", [None, 1])
-def test_a_batch_keeps_what_its_methods_have_measured(
-    experiment: Experiment, tmp_path: Path, sample_batch: int | None
-) -> None:
-    """Killed before each method in turn, a run measures every method of every batch once, and gives the same record."""
-    names = ("hybridgrad", "ln_pe", "semantic_entropy", "p_true", "inside")
-    few = [estimator for estimator in experiment.estimators if estimator.name in names]
-    experiment = replace(experiment, estimators=few, sample_batch=sample_batch)
-    whole, path = experiment.run(QUESTIONS[:4], tmp_path / "whole.jsonl", batch_size=2), tmp_path / "run.jsonl"
-    drawn: list[int] = []
-
-    def count(sampler: Any, prompts: Any, *rest: Any, **options: Any) -> Any:
-        drawn.append(len(prompts))
-        return draws(sampler, prompts, *rest, **options)
-
-    draws, ModelSampler.drawn = ModelSampler.drawn, count
-    try:
-        for survived in range(1, len(few)):
-            steps: list[str] = []
-
-            def kill(title: str, steps: list[str] = steps, survived: int = survived) -> None:
-                steps.append(title)
-                if len(steps) > survived:
-                    raise Killed
-
-            with pytest.raises(Killed):
-                experiment.run(QUESTIONS[:4], path, batch_size=2, on_step=kill)
-        again = experiment.run(QUESTIONS[:4], path, batch_size=2)
-    finally:
-        ModelSampler.drawn = draws
-    assert timeless(again) == timeless(whole)
-    # Each of the two plans once for each question; once more for a batch whose two methods of one plan were cut apart.
-    assert sum(drawn) == 4 * 2 + 2
-    assert [path.name for path in tmp_path.glob("*.part")] == []
-
-
-def test_what_was_kept_of_other_answers_is_not_believed(experiment: Experiment, tmp_path: Path) -> None:
-    few, path = experiment.estimators[:2], tmp_path / "run.jsonl"
-    experiment = replace(experiment, estimators=few)
-
-    def kill(_: str) -> None:
-        raise Killed
-
-    with pytest.raises(Killed):
-        experiment.run(QUESTIONS[:2], path, on_step=kill)
-    kept = tmp_path / "run.jsonl.part"
-    for spoiled in ('{"no": "part"}', "", kept.read_text() if kept.exists() else "{"):
-        kept.write_text(spoiled)
-        assert timeless(experiment.run(QUESTIONS[:2], tmp_path / "run.jsonl"))
-        path.unlink()
-
-
 def test_other_settings_are_refused_and_named(experiment: Experiment, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     experiment.run(QUESTIONS[:1], path)

@@ -17,7 +17,6 @@ import pytest
 from semgrad_guard import errors, metrics
 from semgrad_guard.errors import InputError, MissingExtraError
 from semgrad_guard.paper import published
-from semgrad_guard.paper.figures import ProbeMaps
 from semgrad_guard.paper.graded import GradedRun
 from semgrad_guard.paper.published import STANDING, deviations
 from semgrad_guard.paper.report import write_report
@@ -26,7 +25,6 @@ from tests.made_answers import example_run
 
 METHODS = ("HybridGrad", "SemGrad", "ParaGrad", "SAR")
 RUN = example_run(n=80, methods=METHODS)
-MAPS = ProbeMaps("Probe", np.eye(4), np.eye(4) / 2 + 0.4, ["a", "b", "<|c|>", "d"], "Use <|c|>.")
 
 
 def write(folder: Path, runs: Any = RUN, **options: Any) -> Path:
@@ -36,9 +34,9 @@ def write(folder: Path, runs: Any = RUN, **options: Any) -> Path:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     about = {"right means": "one sentence asserts a reference", "no verdict: counted as wrong": 3}
-    first = replace(RUN, title="first", settings={**RUN.settings, "grader": "contains@2", **about})
+    first = replace(RUN, title="first", settings={**RUN.settings, "grader": "contains@3", **about})
     runs = [first, replace(example_run(n=80, methods=METHODS, seed=1), title="second")]
-    return write(tmp_path_factory.mktemp("report") / "new" / "folder", runs, probe=MAPS, title="Ours & others")
+    return write(tmp_path_factory.mktemp("report") / "new" / "folder", runs, title="Ours & others")
 
 
 def valid(path: Path) -> str:
@@ -60,7 +58,7 @@ def test_ids_are_unique_and_links_lead_to_them(page: Path) -> None:
     ids = Counter(re.findall(r'\bid="([^"]+)"', text))
     assert ids.most_common(1)[0][1] == 1
     links = set(re.findall(r'href="#([^"]+)"', text))
-    assert {"decide", "main", "promised", "table5_aurc", "probe", "run-1", "run-2", "settings"} <= links
+    assert {"decide", "main", "promised", "table5_aurc", "run-1", "run-2", "settings"} <= links
     assert links <= set(ids)
 
 
@@ -70,11 +68,11 @@ def test_the_page_begins_with_what_a_reader_decides_by(page: Path) -> None:
     assert headings[0].startswith("What to decide by")
     assert headings[1] == "AUROC"
     right = (
-        "Right by contains@2 means: one sentence asserts a reference. 3 answers have no verdict, and count as wrong."
+        "Right by contains@3 means: one sentence asserts a reference. 3 answers have no verdict, and count as wrong."
     )
     assert text.count(f"<p>{right}</p>") == 1
     assert len(re.findall('class="promise"', text)) == 6
-    assert len(re.findall(r"<svg ", text)) == 2 * 4 + 2
+    assert len(re.findall(r"<svg ", text)) == 2 * 4
 
 
 def test_every_table_has_its_csv(page: Path) -> None:
@@ -109,7 +107,7 @@ def test_names_are_text_and_not_markup(tmp_path: Path) -> None:
         kinds=[nasty, "b"] * 40,
         settings={nasty: {nasty: nasty}},
     )
-    text = valid(write(tmp_path, run, probe=ProbeMaps(nasty, np.eye(2), None, [nasty, "b"], nasty), title=nasty))
+    text = valid(write(tmp_path, run, title=nasty))
     assert "<script" not in text
     assert "&lt;script&gt;" in text
 
@@ -131,9 +129,9 @@ def test_any_run_can_be_reported(tmp_path: Path, run: GradedRun) -> None:
 
 def test_the_same_runs_make_the_same_files(tmp_path: Path) -> None:
     run = example_run(n=8, methods=("HybridGrad",))
-    one = write(tmp_path, run, probe=MAPS)
+    one = write(tmp_path, run)
     before = one.read_bytes()
-    assert write(tmp_path, run, probe=MAPS) == one
+    assert write(tmp_path, run) == one
     assert one.read_bytes() == before
     assert sorted(path.name for path in one.parent.iterdir()) == ["report.html", "tables"]
 
@@ -155,7 +153,7 @@ def test_standing_goes_by_the_interval_of_the_difference() -> None:
 
 
 def test_what_cannot_be_reported_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="twice"):
+    with pytest.raises(InputError, match="two runs are called"):
         write(tmp_path / "a", [RUN, RUN])
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="Cannot make the folder"):
@@ -169,13 +167,6 @@ def test_what_cannot_be_reported_is_refused_before_any_work(tmp_path: Path, monk
 def test_too_few_questions_for_a_promise_are_said(tmp_path: Path) -> None:
     cards = re.findall(r'class="rest">(.*?)</div>', write(tmp_path, example_run(n=80)).read_text(), re.DOTALL)
     assert [re.findall(r"takes (\d+) questions", card) for card in cards] == [["90"], [], []]
-
-
-def test_progress_is_told(tmp_path: Path) -> None:
-    steps: list[str] = []
-    write(tmp_path, example_run(n=10), tell=steps.append)
-    assert steps[0] == "example 0: HybridGrad"
-    assert steps[-1] == "report.html"
 
 
 def test_deviations_are_those_of_the_run() -> None:

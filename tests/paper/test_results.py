@@ -53,7 +53,7 @@ def test_answers_without_a_verdict_are_left_out_and_counted() -> None:
 
 
 def test_abstentions_are_left_out_and_counted_apart(tmp_path: Path) -> None:
-    found = results({"contains@2": [True, "abstained", False, None], "judge": [True, "abstained", True, True]})
+    found = results({"contains@3": [True, "abstained", False, None], "judge": [True, "abstained", True, True]})
     run = found.graded_run
     assert (list(run.correct), run.settings["left out: abstained"], run.settings["left out: no verdict"]) == (
         *([True, False, False], 1),
@@ -64,8 +64,8 @@ def test_abstentions_are_left_out_and_counted_apart(tmp_path: Path) -> None:
 
 
 def test_no_verdict_by_words_counts_as_wrong() -> None:
-    found = results({"contains@2": [True, None, False, None], "judge": [True, True, None, True]})
-    assert found.ungraded == {"contains@2": 2, "judge": 1}
+    found = results({"contains@3": [True, None, False, None], "judge": [True, True, None, True]})
+    assert found.ungraded == {"contains@3": 2, "judge": 1}
     run = found.graded_run
     assert (list(run.correct), list(run.other_graders["judge"])) == ([True, False, False], [True, True, True])
     assert run.settings["no verdict: counted as wrong"] == 2

@@ -10,7 +10,6 @@ import pytest
 
 from semgrad_guard.cli import options
 from semgrad_guard.errors import DataFileError, MissingExtraError
-from semgrad_guard.questions import sources
 from semgrad_guard.questions.data import Question, read_questions
 
 ROWS = [
@@ -178,14 +177,6 @@ def test_a_folder_of_files(tmp_path: Path) -> None:
     assert [(row.question, row.kind) for row in found.rows] == [("1?", "plain"), ("2?", "history")]
     assert f"{tmp_path / 'kind=history' / 'c.jsonl'}, line 2 is not valid JSON" in str(found.problems[0])
     assert f"line 1 repeats {tmp_path / 'a.csv'}, row 2 and" in found.duplicates[0]
-
-
-def test_a_folder_that_holds_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_MOST_ENTRIES", 3)
-    for number in range(4):
-        csv(tmp_path, "question,answers\nWho?,You\n", name=f"{number}.csv")
-    with pytest.raises(DataFileError, match="more than 3 files and folders"):
-        read_questions(tmp_path)
 
 
 def test_a_folder_without_data(tmp_path: Path) -> None:

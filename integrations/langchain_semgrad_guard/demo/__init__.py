@@ -19,14 +19,24 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable
 from rich.console import Console
 
+from langchain_semgrad_guard.calibrating import calibrate_chain
 from langchain_semgrad_guard.chat_semgrad import ChatSemGrad
 from langchain_semgrad_guard.demo import report
-from langchain_semgrad_guard.demo.library import NOWHERE, SHOWN, BM25Retriever, Question, documents, questions
-from langchain_semgrad_guard.demo.stages import GRADER, ask, calibrate_stage, grade, reading_chain
+from langchain_semgrad_guard.demo.library import (
+    NOWHERE,
+    SHOWN,
+    BM25Retriever,
+    Question,
+    documents,
+    questions,
+    reading_chain,
+)
+from langchain_semgrad_guard.demo.report import Demo
+from langchain_semgrad_guard.messages import get_verdict
 from langchain_semgrad_guard.router import UncertaintyRouterCallback
 from semgrad_guard import Calibration, LanguageModel, Policy
-from semgrad_guard.grading import AnswerGrader, Contains
-from semgrad_guard.guard import estimator_of, split_delta
+from semgrad_guard.grading import Contains, ExactMatch
+from semgrad_guard.guard import split_delta
 from semgrad_guard.named import POCKET
 
 ALPHA_MEMORY, ALPHA_LIBRARY, DELTA = 0.1, 0.2, 0.1
@@ -35,107 +45,94 @@ N_FIRST, N_SECOND = 300, 300
 """Questions that calibrate each stage on the embedded model; the rest is held out."""
 N_CHOSEN, N_CALIBRATED = 272, 400
 """Questions that chose the fetched model's estimator and alpha, and those after them that made its calibration."""
+BATCH = 32
+"""Questions that are answered together."""
 
 
 def run(output: Path | None = None, *, model: str = POCKET) -> int:
     """Run the demo; the picture goes to `output` (default: the working folder). Returns the exit code."""
-    return run_embedded(output) if model == POCKET else run_fetched(model, output)
-
-
-def run_embedded(output: Path | None) -> int:
-    """Both stages on the embedded model, calibrated in the run."""
     began, console = time.perf_counter(), Console()
-    shown, rest = _split(questions())
-    model = LanguageModel.from_pretrained(POCKET)
+    pool = {question.question: question for question in questions()}
+    shown = [*(pool.pop(text) for text in SHOWN), *(Question(text, ()) for text in NOWHERE)]
+    library = BM25Retriever.over(documents())
+    console.print(f"[bold]A guarded RAG chain.[/] Model: {model}; {len(library.documents)} documents; BM25 retrieval.")
+    make = _calibrated_now if model == POCKET else _calibrated_before
+    demo = make(console, LanguageModel.from_pretrained(model), model, library, list(pool.values()))
+    console.print(
+        f"Promise for everything delivered: error rate <= {demo.alpha:.0%}, with probability {1 - demo.delta:.0%}."
+    )
+    report.table(console, shown, _ask(demo.chain, shown), stages=demo.stages)
+    answers = _ask(demo.chain, demo.held_out)
+    report.outcome(console, demo, answers)
+    picture = (output or Path()) / "risk_coverage.png"
+    report.picture(picture, demo, answers)
+    console.print(f"Picture: {picture}   ({time.perf_counter() - began:.0f} s in all)")
+    if model == POCKET:
+        console.print("The same on a real model: semgrad-guard fetch smollm2, then semgrad-guard demo --model smollm2")
+    return 0
+
+
+def _calibrated_now(
+    console: Console, model: LanguageModel, name: str, library: BM25Retriever, pool: Sequence[Question]
+) -> Demo:
+    """Two stages: from memory, and from the library on what the first does not let through. Each gets half of delta."""
     memory = ChatSemGrad.from_model(model, prompt_template="closed-book", max_tokens=24)
     reader = ChatSemGrad.from_model(model, prompt_template="reading", max_tokens=24)
-    library = BM25Retriever.over(documents())
-    report.opening(console, model.name, n_documents=len(library.documents), alpha=ALPHA_LIBRARY, delta=DELTA)
-
-    first_set, second_set, held_out = rest[:N_FIRST], rest[N_FIRST : N_FIRST + N_SECOND], rest[N_FIRST + N_SECOND :]
-    first, second = _calibrate(console, memory, reading_chain(library, reader, model=POCKET), first_set, second_set)
-    router = UncertaintyRouterCallback(Policy.from_calibration(second), keep_draft=True)
-    guarded_reader = reader.model_copy(update={"router": router})
-    second_stage = reading_chain(library, guarded_reader, model=POCKET)
-    first_router = UncertaintyRouterCallback(Policy.from_calibration(first), escalate_to=second_stage, keep_draft=True)
-    guarded = memory.model_copy(update={"router": first_router})
-
-    report.table(console, shown, ask(guarded, shown), stages=2)
-    answers = _outcome(console, guarded, held_out, alpha=ALPHA_LIBRARY, delta=DELTA, grader=GRADER)
-    picture = (output or Path()) / "risk_coverage.png"
-    report.picture(picture, held_out, answers, calibration=first, title="Answering from memory")
-    report.closing(console, picture, seconds=time.perf_counter() - began)
-    console.print("The same on a real model: semgrad-guard fetch smollm2, then semgrad-guard demo --model smollm2")
-    return 0
-
-
-def run_fetched(name: str, output: Path | None) -> int:
-    """Answers from documents by the fetched model of that name."""
-    began, console = time.perf_counter(), Console()
-    shown, rest = _split(questions())
-    held_out, grader = rest[N_CHOSEN + N_CALIBRATED :], Contains()
-    model = LanguageModel.from_pretrained(name)
-    calibration = Calibration.load(calibration_of(name))
-    library = BM25Retriever.over(documents())
-    reader = ChatSemGrad.from_model(model, max_tokens=48, estimator=estimator_of(calibration))
-    router = UncertaintyRouterCallback(Policy.from_calibration(calibration), keep_draft=True)
-    guarded = reading_chain(library, reader.model_copy(update={"router": router}), model=name)
-    alpha, delta = calibration.alpha, calibration.delta
-    report.opening(console, model.name, n_documents=len(library.documents), alpha=alpha, delta=delta)
-    report.stage(console, "1, library", calibration)
-
-    report.table(console, shown, ask(guarded, shown), stages=1)
-    answers = _outcome(console, guarded, held_out, alpha=alpha, delta=delta, grader=grader)
-    report.effect(console, held_out, answers, grader=grader)
-    picture = (output or Path()) / "risk_coverage.png"
-    report.picture(picture, held_out, answers, calibration=calibration, title=f"{name} on passages", grader=grader)
-    report.closing(console, picture, seconds=time.perf_counter() - began)
-    return 0
-
-
-def calibration_of(model: str) -> Path:
-    """The calibration that comes along for this model's answers from the demo's documents."""
-    return Path(__file__).parent / f"{model}.json"
-
-
-def _outcome(
-    console: Console,
-    guarded: Runnable[Any, AIMessage],
-    held_out: Sequence[Question],
-    *,
-    alpha: float,
-    delta: float,
-    grader: AnswerGrader,
-) -> list[AIMessage]:
-    answers = ask(guarded, held_out, note="What is delivered, on questions that calibrated nothing")
-    report.outcome(console, held_out, answers, alpha=alpha, delta=delta, grader=grader)
-    return answers
-
-
-def _calibrate(
-    console: Console,
-    memory: ChatSemGrad,
-    library: Runnable[Any, AIMessage],
-    first_set: Sequence[Question],
-    second_set: Sequence[Question],
-) -> tuple[Calibration, Calibration]:
-    """Stage 1 on its own questions; stage 2 on those of others that stage 1 hands on. Each gets half of delta."""
+    first_set, second_set = pool[:N_FIRST], pool[N_FIRST : N_FIRST + N_SECOND]
     delta, _ = split_delta(DELTA, 2)
-    drafts = grade(memory, first_set, note="Stage 1, from memory: answer, score, grade")
-    first = calibrate_stage(drafts, alpha=ALPHA_MEMORY, delta=delta)
+    grader = ExactMatch()
+
+    first = calibrate_chain(
+        memory, _examples(first_set), grader, alpha=ALPHA_MEMORY, delta=delta, max_concurrency=BATCH
+    )
     report.stage(console, "1, memory", first)
-    drafts = grade(memory, second_set, note="Stage 2: what does stage 1 hand on?")
-    handed_on = [g.question for g in drafts if not first.lets_through(g.verdict.uncertainty)]
-    readings = grade(library, handed_on, note="Stage 2, from the library: read, score, grade")
-    second = calibrate_stage(readings, alpha=ALPHA_LIBRARY, delta=delta, upstream=first.id)
-    report.stage(console, "2, library", second)
-    return first, second
-
-
-def _split(pool: Sequence[Question]) -> tuple[list[Question], list[Question]]:
-    """The questions of the table, with those that no document answers; and the rest."""
-    by_text = {question.question: question for question in pool}
-    nowhere = [Question(text, ()) for text in NOWHERE]
-    return [*map(by_text.__getitem__, SHOWN), *nowhere], [
-        question for question in pool if question.question not in SHOWN
+    drafts = _ask(memory, second_set)
+    verdicts = [get_verdict(draft) for draft in drafts]
+    handed_on = [
+        question
+        for question, verdict in zip(second_set, verdicts, strict=True)
+        if verdict is None or not first.lets_through(verdict.uncertainty)
     ]
+    second = calibrate_chain(
+        reading_chain(library, reader, model=name),
+        _examples(handed_on),
+        grader,
+        alpha=ALPHA_LIBRARY,
+        delta=delta,
+        upstream=first.id,
+        max_concurrency=BATCH,
+    )
+    report.stage(console, "2, library", second)
+
+    router = UncertaintyRouterCallback(Policy.from_calibration(second), keep_draft=True)
+    reading = reading_chain(library, reader.model_copy(update={"router": router}), model=name)
+    router = UncertaintyRouterCallback(Policy.from_calibration(first), escalate_to=reading, keep_draft=True)
+    chain = memory.model_copy(update={"router": router})
+    return Demo(chain, first, pool[N_FIRST + N_SECOND :], grader, stages=2, alpha=ALPHA_LIBRARY, delta=DELTA)
+
+
+def _calibrated_before(
+    console: Console, model: LanguageModel, name: str, library: BM25Retriever, pool: Sequence[Question]
+) -> Demo:
+    """One stage, by the calibration that comes along for this model's answers from the demo's documents."""
+    calibration = Calibration.load(Path(__file__).parent / f"{name}.json")
+    report.stage(console, "1, library", calibration)
+    router = UncertaintyRouterCallback(Policy.from_calibration(calibration), keep_draft=True)
+    reader = ChatSemGrad.from_model(model, max_tokens=48, router=router)
+    return Demo(
+        reading_chain(library, reader, model=name),
+        calibration,
+        pool[N_CHOSEN + N_CALIBRATED :],
+        Contains(),
+        stages=1,
+        alpha=calibration.alpha,
+        delta=calibration.delta,
+    )
+
+
+def _examples(pool: Sequence[Question]) -> list[tuple[str, tuple[str, ...]]]:
+    return [(question.question, question.answers) for question in pool]
+
+
+def _ask(chain: Runnable[Any, AIMessage], pool: Sequence[Question]) -> list[AIMessage]:
+    return chain.batch([question.question for question in pool], {"max_concurrency": BATCH})

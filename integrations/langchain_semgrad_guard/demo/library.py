@@ -1,21 +1,30 @@
-"""The demo's library: documents and questions on disk, and a retriever over them."""
+"""The demo's library: documents and questions on disk, a retriever over them, and a chain that reads."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnableBranch, RunnableLambda, RunnablePassthrough
 
-from semgrad_guard.errors import MissingExtraError, require_installed
+from langchain_semgrad_guard.chat_semgrad import ChatSemGrad
+from semgrad_guard import METADATA_KEY
+from semgrad_guard.errors import require_installed
+from semgrad_guard.guard import ABSTAIN_MESSAGE, unscored
+from semgrad_guard.named import reading_prompt
 from semgrad_guard.pocket import QUESTIONS_PATH
 
 require_installed("bm25s", extra="demo")  # an error at once, not after a model has been loaded
+_bm25s: Any = import_module("bm25s")
 
 _PACKAGED = Path(__file__).parent
 _DATA = _PACKAGED if (_PACKAGED / "documents.jsonl").exists() else Path(__file__).parents[3] / "examples"
@@ -62,14 +71,13 @@ class BM25Retriever(BaseRetriever):
     @classmethod
     def over(cls, documents: Sequence[Document]) -> BM25Retriever:
         """Index documents by title and text."""
-        bm25s = _bm25s()
-        index = bm25s.BM25()
+        index = _bm25s.BM25()
         texts = [f"{document.metadata['title']}. " * 2 + document.page_content for document in documents]
-        index.index(bm25s.tokenize(texts, stopwords="en", show_progress=False), show_progress=False)
+        index.index(_bm25s.tokenize(texts, stopwords="en", show_progress=False), show_progress=False)
         return cls(documents=documents, index=index)
 
     def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
-        tokens = _bm25s().tokenize([query], stopwords="en", show_progress=False)
+        tokens = _bm25s.tokenize([query], stopwords="en", show_progress=False)
         found, scores = self.index.retrieve(tokens, k=1, show_progress=False)
         return [self.documents[i] for i, score in zip(found[0], scores[0], strict=True) if score >= self.least]
 
@@ -86,9 +94,28 @@ def questions() -> list[Question]:
     return [Question(row["question"], tuple(row["answers"]), row["document"]) for row in rows]
 
 
-def _bm25s() -> Any:
-    try:
-        import bm25s  # pyright: ignore[reportMissingTypeStubs]
-    except ImportError as error:
-        raise MissingExtraError("bm25s", extra="demo") from error
-    return bm25s
+def reading_chain(retriever: BaseRetriever, reader: ChatSemGrad, *, model: str) -> Runnable[Any, AIMessage]:
+    """messages -> the document that fits the question -> the reader's answer, which names its source.
+
+    The prompt is the one that this model reads well. Where no document fits there is nothing to read and nothing to
+    score: an abstention, without a call of the model.
+    """
+
+    def retrieve(given: Any) -> dict[str, Any]:
+        question = given if isinstance(given, str) else str(cast("Sequence[BaseMessage]", given)[-1].text)
+        found: Sequence[Document] = retriever.invoke(question)
+        context = "\n\n".join(document.page_content for document in found)
+        return {"question": question, "context": context, "sources": [d.metadata["source"] for d in found]}
+
+    def cite(step: dict[str, Any]) -> AIMessage:
+        message: AIMessage = step["message"]
+        return message.model_copy(update={"additional_kwargs": {"sources": step["sources"]}})
+
+    prompt = ChatPromptTemplate.from_template(reading_prompt(model))
+    read = RunnablePassthrough.assign(message=prompt | reader) | RunnableLambda(cite)
+    return RunnableLambda(retrieve) | RunnableBranch((lambda step: not step["sources"], RunnableLambda(_nothing)), read)
+
+
+def _nothing(_: object) -> AIMessage:
+    verdict = unscored(ABSTAIN_MESSAGE, reason="no document fits the question").revised(action="abstain")
+    return AIMessage(content=verdict.text, response_metadata={METADATA_KEY: verdict.metadata()})

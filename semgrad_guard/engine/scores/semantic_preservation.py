@@ -12,15 +12,10 @@ its size does not grow with their number.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.scores.ordinary import hidden_states
@@ -89,27 +84,6 @@ class SemanticPreservation:
             InputError: fewer than two queries, so that nothing is across.
         """
         return self.similarity_within - self.similarity_across
-
-    def write(self, path: Path, settings: Mapping[str, Any]) -> None:
-        """Write the sums (safetensors), with whatever settings they depend on."""
-        tensors = {"within": self.within, "direction": self.direction, "squares": self.squares}
-        # Its own `save_file` has errors of its own where a disk is full; writing bytes has the system's.
-        path.write_bytes(save(tensors, metadata={"settings": json.dumps(settings), "queries": str(self.queries)}))
-
-    @classmethod
-    def read(cls, path: Path) -> tuple[SemanticPreservation, dict[str, Any]]:
-        """The content of a file by `write`: the sums and their settings.
-
-        Raises:
-            InputError: the file holds something else.
-        """
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in ("within", "direction", "squares")}
-            return cls(**tensors, queries=int(metadata["queries"])), json.loads(metadata["settings"])
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
-            raise InputError(f"{path} holds no sums of a probe; choose another output, or delete it.") from error
 
     def _enough(self, fewest: int) -> int:
         if self.queries < fewest:

@@ -9,7 +9,7 @@ from langchain_semgrad_guard import ChatSemGrad
 from semgrad_guard import LanguageModel
 from tests.random_llama import CALLS
 
-from .support import QUESTION, ROUTES, Ledger, Route, Wire, save_tiny
+from .support import QUESTION, ROUTES, Route, save_tiny
 
 
 @pytest.fixture(scope="session")
@@ -50,18 +50,6 @@ def draft(language_model: LanguageModel) -> str:
     text = ChatSemGrad.from_model(language_model, max_tokens=12).invoke(QUESTION).text
     assert len(text) >= 8, "the draft must be long enough to be recognised where it leaks"
     return text
-
-
-@pytest.fixture
-def ledger() -> Ledger:
-    """A tracer that counts how runs are opened and closed."""
-    return Ledger()
-
-
-@pytest.fixture
-def wire() -> Wire:
-    """A handler that writes down what it hears."""
-    return Wire()
 
 
 @pytest.fixture(params=ROUTES)

@@ -39,8 +39,10 @@ class Tracer(BaseTracer):
     def __init__(self) -> None:
         super().__init__()
         self.events: list[str] = []
+        self.roots: list[Run] = []
 
     def _persist_run(self, run: Run) -> None:
+        self.roots.append(run)
         self.events.append(shown(run.model_dump()))
 
 

@@ -109,11 +109,6 @@ def test_a_doubtful_call_does_not_run(how: str, run: Callable[..., Any]) -> None
         assert CANARY not in shown(state)
 
 
-def test_the_middleware_reads_log_probabilities(run: Callable[..., Any]) -> None:
-    agent = create_agent(Scripted(script=SURE), [], middleware=[UncertaintyMiddleware(router())])
-    assert texts(run(agent, ASKED))[-1] == SURE
-
-
 def test_a_model_that_another_middleware_swaps_in(run: Callable[..., Any]) -> None:
     other = Scripted(script=f"It is {CANARY}")
 
@@ -179,12 +174,6 @@ def test_a_target_model_gets_the_tools_and_options(run: Callable[..., Any]) -> N
     state = run(create_agent(GuardedChatModel(Scripted(), router(escalate_to=larger)), [pay]), ASKED)
     assert texts(state)[-1] == SURE
     assert larger.requests[-1][1]["tools"][0]["function"]["name"] == "pay"
-
-
-def test_a_guard_that_is_its_own_target(run: Callable[..., Any]) -> None:
-    rules = router(escalate_to=RunnableLambda(lambda messages: loop[0].invoke(messages)))
-    loop = [GuardedChatModel(Scripted(), rules)]
-    assert run(loop[0], "q").text == WITHHELD
 
 
 # A person's review: a target that interrupts.

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage
-from langchain_core.output_parsers import PydanticOutputParser
+from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.tools import tool
 from pydantic import BaseModel
 
@@ -24,6 +24,7 @@ from semgrad_guard.guard.parts import allows_null, without_values
 from semgrad_guard.records import FieldVerdict
 
 from .scripted import Scripted
+from .ways import collect
 
 
 class City(BaseModel):
@@ -192,6 +193,14 @@ def test_null_stands_where_a_value_is_withheld(by_field: Calibration) -> None:
     assert "X" not in "".join(events)
     parsed = PydanticOutputParser(pydantic_object=Cities).invoke(message)
     assert parsed == Cities(name="a7", country=None)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_partial_objects_of_a_stream_never_show_a_withheld_value(by_field: Calibration, is_async: bool) -> None:
+    chain = extracting(by_field, drafted(7, "c")).bind(response_format=form_of(Cities)) | JsonOutputParser()
+    pieces = collect(chain.astream("city 7")) if is_async else list(chain.stream("city 7"))
+    assert pieces[-1] == {"name": "a7", "country": None}
+    assert {piece.get("country") for piece in pieces} == {None}
 
 
 @pytest.mark.parametrize(("doubts", "schema"), [("n", City), ("nc", Cities)])

@@ -8,12 +8,11 @@ from contextvars import ContextVar
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
-from langchain_core.rate_limiters import InMemoryRateLimiter
 from pydantic import BaseModel
 
 from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback, get_verdict
 from semgrad_guard import LanguageModel, Policy
-from semgrad_guard.errors import AnswerFailedError, BindingMismatchError, InputError
+from semgrad_guard.errors import AnswerFailedError, BindingMismatchError
 
 from .scripted import CANARY, SURE, THRESHOLD, Scripted
 from .support import QUESTION, Route, metadata_of, policy_for_another_model, text_of
@@ -85,26 +84,6 @@ def test_carried_variables(is_async: bool) -> None:
     assert seen == ["nobody", "Ada"]
 
 
-def test_rate_limiters_count(route: Route) -> None:
-    class Counting(InMemoryRateLimiter):
-        def acquire(self, *, blocking: bool = True) -> bool:
-            taken.append(1)
-            return True
-
-        async def aacquire(self, *, blocking: bool = True) -> bool:
-            return self.acquire()
-
-    taken = list[int]()
-    guard = GuardedChatModel(Scripted(rate_limiter=Counting()), STRICT, rate_limiter=Counting())
-    route(guard, QUESTION, {})
-    assert len(taken) == 2
-
-
-def test_several_answers_are_refused(route: Route) -> None:
-    with pytest.raises(InputError, match="one answer"):
-        route(GuardedChatModel(Scripted(), STRICT).bind(n=2), QUESTION, {})
-
-
 def test_a_calibration_of_a_local_model_is_refused() -> None:
     with pytest.raises(BindingMismatchError, match="local model"):
         GuardedChatModel(Scripted(), UncertaintyRouterCallback(policy_for_another_model()))
@@ -150,15 +129,3 @@ def test_the_scorers_score_is_that_of_the_text(language_model: LanguageModel, ro
     assert expected is not None
     assert record["uncertainty"] == pytest.approx(expected.uncertainty, rel=1e-6)
     assert record["details"]["settings"]["served"] is True
-
-
-def test_tools_and_structures(route: Route) -> None:
-    def pay(amount: int) -> str:
-        """Pay."""
-        return str(amount)
-
-    inner = Scripted(script=SURE)
-    guard = GuardedChatModel(inner.bind(seed=1), STRICT).bind_tools([pay])
-    assert text_of(route(guard, QUESTION, {})) == SURE
-    assert inner.requests[-1][1]["tools"][0]["function"]["name"] == "pay"
-    assert inner.requests[-1][1]["seed"] == 1

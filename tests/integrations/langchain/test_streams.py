@@ -148,7 +148,7 @@ def test_local_sentences_are_those_of_the_whole_answer(language_model: LanguageM
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_user_may_turn_streams_off(is_async: bool) -> None:
-    model = GuardedChatModel(Scripted(), router(mode="annotate"), disable_streaming=True)
+    model = GuardedChatModel(Scripted(), router(mode="annotate"), streaming=False)
     for one in (model, model.configurable_fields(timeout=_field()).with_config()):
         chunks = collect(one.astream(QUESTION)) if is_async else list(one.stream(QUESTION))
         assert len([chunk for chunk in chunks if chunk.text]) == 1

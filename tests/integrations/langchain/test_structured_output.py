@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any, Literal, TypedDict
 
 import pytest
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
-from langchain_core.utils.function_calling import convert_to_json_schema
 from pydantic import BaseModel
 from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -83,18 +80,6 @@ def test_the_verdict_stands_in_raw(chat: ChatSemGrad, method: Any) -> None:
     assert len(verdict.calls) == (method == "function_calling")
 
 
-@pytest.mark.parametrize("name", ROUTES)
-def test_traces_hear_of_the_form(chat: ChatSemGrad, name: str) -> None:
-    events: list[Any] = []
-
-    class Listener(BaseCallbackHandler):
-        def on_chat_model_start(self, *args: Any, options: Any = None, **kwargs: Any) -> None:
-            events.append(options)
-
-    ROUTES[name](chat.with_structured_output(Wall), QUESTION, {"callbacks": [Listener()]})
-    assert [options["ls_structured_output_format"]["schema"] for options in events] == [convert_to_json_schema(Wall)]
-
-
 def test_json_mode_is_json_of_any_form(chat: ChatSemGrad) -> None:
     message = chat.invoke(QUESTION, response_format={"type": "json_object"}, max_tokens=400)
     assert message.text[0] == "{"
@@ -159,28 +144,6 @@ def test_the_model_is_told_the_schema(chat: ChatSemGrad) -> None:
     assert [message.content for message in seen[0][:2]] == ["One.", "Two."]
     assert seen[0][2].content.startswith("Three.\n\nAnswer with JSON")
     assert '"colour"' in seen[0][2].content
-
-
-def test_sampling_keeps_to_the_form(chat: ChatSemGrad) -> None:
-    structured: Callable[..., Any] = ChatSemGrad.from_model(
-        chat.language_model, max_tokens=120, temperature=1.5, seed=3
-    ).with_structured_output(Wall)
-    _check(structured.invoke(QUESTION))  # type: ignore[attr-defined]
-
-
-def test_calibrations_for_free_answers_do_not_hold_for_constrained_ones(chat: ChatSemGrad) -> None:
-    free, formed = (get_verdict(m) for m in (chat.invoke(QUESTION), _raw(chat)))
-    assert free is not None
-    assert formed is not None
-    assert free.details.settings != formed.details.settings
-    assert {
-        key: value for key, value in (formed.details.settings or {}).items() if key != "grammar"
-    } == free.details.settings
-
-
-def _raw(chat: ChatSemGrad) -> AIMessage:
-    found: Any = chat.with_structured_output(Wall, include_raw=True).invoke(QUESTION)
-    return found["raw"]
 
 
 @pytest.mark.parametrize("strategy", ["provider", "tool"])

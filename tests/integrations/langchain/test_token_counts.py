@@ -89,9 +89,3 @@ def test_a_part_that_the_template_refuses_is_never_counted_too_low(tiny: str) ->
     assert chat.get_num_tokens_from_messages(part) > sum(chat.get_num_tokens(str(message.text)) for message in part)
     read = ToolMessage("done", tool_call_id="1")
     assert chat.get_num_tokens_from_messages([read]) > chat.get_num_tokens("done")
-
-
-def test_what_the_model_cannot_be_shown_is_refused(chat: ChatSemGrad) -> None:
-    picture = HumanMessage([{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}])
-    with pytest.raises(InputError, match=r"message 1 .*image_url"):
-        chat.get_num_tokens_from_messages([picture])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,13 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
 from langchain_semgrad_guard import ToolGate, calibrate_tool_calls
-from semgrad_guard import METADATA_KEY, Calibration, ToolCall, Verdict
+from semgrad_guard import METADATA_KEY, Calibration
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
-from semgrad_guard.records import CallVerdict
+from tests.integrations.gates import DOUBTFUL, SCENARIOS, SURE, Call, verdict_on
 
 from .test_decisions import RISKY, Told, rule
 
-SURE, DOUBTFUL = 0.1, 9.0
 ran: list[Any] = []
 
 
@@ -59,19 +58,11 @@ def refund(risk: float) -> str:
     return "refunded"
 
 
-def written(*calls: tuple[str, Mapping[str, Any], float | None], estimator: str = "gnll", start: int = 0) -> AIMessage:
+def written(*calls: Call, estimator: str = "gnll", start: int = 0) -> AIMessage:
     """A message whose calls were written with these uncertainties."""
-    scored = tuple(CallVerdict(digest=ToolCall(name, args).digest, uncertainty=u) for name, args, u in calls)
-    verdict = Verdict.of(
-        status="scored", action="answer", text="", estimator=estimator, uncertainty=1.0, model="m", calls=scored
-    )
-    return AIMessage(
-        "",
-        tool_calls=[
-            {"name": name, "args": dict(args), "id": f"c{start + n}"} for n, (name, args, _) in enumerate(calls)
-        ],
-        response_metadata={METADATA_KEY: verdict.metadata()},
-    )
+    verdict = verdict_on(list(calls), estimator=estimator)
+    made = [{"name": name, "args": args, "id": f"c{start + n}"} for n, (name, args, _) in enumerate(calls)]
+    return AIMessage("", tool_calls=made, response_metadata={METADATA_KEY: verdict.metadata()})
 
 
 class Writing(GenericFakeChatModel):
@@ -116,19 +107,20 @@ def calls() -> Calibration:
     return made
 
 
-def test_each_call_of_a_message_is_judged_by_itself(calls: Calibration, run: Callable[..., Any]) -> None:
-    first = written(("pay", {"to": "Ann"}, SURE), ("pay", {"to": "Bob"}, DOUBTFUL), ("clock", {}, SURE))
-    state = run(agent([first, AIMessage("done")], ToolGate(calls)), ASKED)
-    assert sorted(map(str, ran)) == ["Ann", "clock"]
-    assert sorted(results(state)) == [("clock", "success"), ("pay", "error"), ("pay", "success")]
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_calls_that_run(scenario: str, calls: Calibration, run: Callable[..., Any]) -> None:
+    messages, expected = SCENARIOS[scenario]
+    written_ones = [written(*own, start=10 * n) for n, own in enumerate(messages)]
+    state = run(agent([*written_ones, AIMessage("done")], ToolGate(calls)), ASKED, {"recursion_limit": 100})
+    assert sorted(ran) == sorted(expected)
+    assert [status for _, status in results(state)].count("success") == len(expected)
     assert state["messages"][-1].text == "done", "the agent continues"
-    (blocked,) = [m for m in state["messages"] if isinstance(m, ToolMessage) and m.status == "error"]
-    assert not any(letter.isdigit() for letter in blocked.text), "no score"
+    blocked = [m for m in state["messages"] if isinstance(m, ToolMessage) and m.status == "error"]
+    assert len(blocked) == sum(map(len, messages)) - len(expected)
+    assert not any(letter.isdigit() for message in blocked for letter in message.text), "no score"
 
 
-@pytest.mark.parametrize("uncertainty", [None, DOUBTFUL])
-def test_a_call_without_a_score_does_not_run(calls: Calibration, uncertainty: float | None) -> None:
-    agent([written(("pay", {"to": "Ann"}, uncertainty)), AIMessage("done")], ToolGate(calls)).invoke(ASKED)
+def test_a_call_that_nobody_scored_does_not_run(calls: Calibration) -> None:
     bare = AIMessage("", tool_calls=[{"name": "pay", "args": {"to": "Ann"}, "id": "c0"}])
     agent([bare, AIMessage("done")], ToolGate(calls)).invoke(ASKED)
     assert not ran
@@ -139,29 +131,8 @@ def test_trusted_tools_run(calls: Calibration) -> None:
     assert ran == ["clock"]
 
 
-def test_a_blocked_call_stays_blocked_however_it_is_written_again(calls: Calibration) -> None:
-    """Twenty tries with other arguments and a low uncertainty: none runs."""
-    tries = [written(("pay", {"to": f"Bob{n}"}, SURE), start=n) for n in range(1, 21)]
-    state = agent([written(("pay", {"to": "Bob"}, DOUBTFUL)), *tries, AIMessage("done")], ToolGate(calls)).invoke(
-        ASKED, {"recursion_limit": 100}
-    )
-    assert not ran
-    assert results(state) == [("pay", "error")] * 21
-
-
-def test_a_result_beside_the_block_tells_nothing_new(calls: Calibration) -> None:
-    first = written(("pay", {"to": "Bob"}, DOUBTFUL), ("clock", {}, SURE))
-    again = written(("pay", {"to": "Bob"}, SURE), start=5)
-    agent([first, again, AIMessage("done")], ToolGate(calls)).invoke(ASKED)
-    assert ran == ["clock"]
-
-
-def test_a_later_result_or_the_user_opens_it_again(calls: Calibration) -> None:
-    doubt, look = written(("pay", {"to": "Bob"}, DOUBTFUL)), written(("clock", {}, SURE), start=3)
-    sure = written(("pay", {"to": "Ann"}, SURE), start=5)
-    agent([doubt, look, sure, AIMessage("done")], ToolGate(calls)).invoke(ASKED)
-    assert ran == ["clock", "Ann"]
-    ran.clear()
+def test_the_user_opens_it_again(calls: Calibration) -> None:
+    doubt, sure = written(("pay", {"to": "Bob"}, DOUBTFUL)), written(("pay", {"to": "Ann"}, SURE), start=5)
     asking = agent([doubt, AIMessage("Who?"), sure, AIMessage("done")], ToolGate(calls), checkpointer=InMemorySaver())
     thread: Any = {"configurable": {"thread_id": "1"}}
     asking.invoke(ASKED, thread)

@@ -9,7 +9,7 @@ from llama_index.core.base.llms.types import LLMMetadata
 
 from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback
 from llama_index_semgrad_guard.records import Chunk
-from semgrad_guard import LanguageModel, Policy, ToolCall, Verdict
+from semgrad_guard import LanguageModel, Policy, Verdict
 from semgrad_guard.guard import Draft, Iterated, Work
 from semgrad_guard.records import PromptForm, digest_of
 
@@ -17,8 +17,8 @@ CANARY = "ZANZIBAR"
 """A word of drafts that must not be found anywhere."""
 WITHHELD = "WITHHELD"
 
-Script = Callable[[str], tuple[str, float | None] | tuple[str, float | None, list[ToolCall]]]
-"""The reply to a prompt, given as one text: how uncertain it is, and the calls in it."""
+Script = Callable[[str], tuple[Any, ...]]
+"""The reply to a prompt, given as one text: a text, how uncertain it is, the calls in it, and the verdicts on these."""
 
 
 class Scripted(SemGradLLM):
@@ -37,13 +37,14 @@ class Scripted(SemGradLLM):
     def drafted(self, prompt: Any, options: Any) -> Draft[Chunk]:
         """A draft as the model's thread makes it."""
         shown = prompt if isinstance(prompt, str) else "\n".join(message.content or "" for message in prompt)
-        text, uncertainty, calls = (*self.script(shown), [])[:3]
+        text, uncertainty, calls, scores = (*self.script(shown), [], ())[:4]
         form = PromptForm(text=shown, tokens=len(shown.split()), roles=("user",), user_text=shown)
         verdict = Verdict.of(
             status="unscored" if uncertainty is None else "scored",
             action="answer",
             text=text,
             tool_calls=tuple(calls),
+            calls=scores,
             estimator="none" if uncertainty is None else "hybridgrad",
             uncertainty=uncertainty,
             model=self.model,

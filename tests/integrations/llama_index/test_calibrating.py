@@ -165,26 +165,6 @@ def test_an_example_without_a_call_has_no_score(wide: LanguageModel) -> None:
         calibrate_engine(lambda _question: "right", EXAMPLES, "contains", **LOOSE)
 
 
-def test_a_record_is_bound_to_a_name(wide: LanguageModel, tmp_path: Any) -> None:
-    calls: list[str] = []
-
-    def script(prompt: str) -> tuple[str, float]:
-        calls.append(prompt)
-        return scored(prompt)
-
-    llm, record = scripted(wide, script), tmp_path / "answers.jsonl"
-    with pytest.raises(InputError, match="name='support-bot 3'"):
-        calibrate_engine(refining(llm), EXAMPLES, "contains", record=record, **LOOSE)
-    given: dict[str, Any] = {**LOOSE, "record": record, "name": "facts 1"}
-    first = calibrate_engine(refining(llm), EXAMPLES, "contains", **given)
-    count = len(calls)
-    again = calibrate_engine(refining(llm), EXAMPLES, "contains", **given)
-    assert len(calls) == count + 6  # three inputs are tried again
-    assert again.threshold == first.threshold
-    with pytest.raises(InputError, match="not a record of this chain"):
-        calibrate_engine(refining(llm), EXAMPLES, "contains", **{**given, "name": "facts 2"})
-
-
 def test_other_estimators_of_a_question(llm: SemGradLLM) -> None:
     """Each has the score of its own least certain call; a learned one needs single answers."""
     examples = [(f"Where is {place}?", ["a"]) for place in ("Rome", "Oslo", "Bern")]

@@ -81,7 +81,7 @@ def test_the_score_is_the_calibrated_confidence(llm: SemGradLLM) -> None:
 
 @pytest.mark.parametrize(("on_unscored", "passing"), [("abstain", False), ("answer", True), ("escalate", False)])
 async def test_nothing_to_score_is_an_invalid_result(on_unscored: Any, passing: bool, llm: SemGradLLM) -> None:
-    evaluator = UncertaintyEvaluator(llm, Policy(threshold=1e308, on_unscored=on_unscored))
+    evaluator = UncertaintyEvaluator(llm, Policy(threshold=1e308, on_unscored=on_unscored, on_cut="score"))
     for result in (
         evaluator.evaluate(query=QUERY, response=" "),
         await evaluator.aevaluate_response(query=QUERY, response=Response("")),

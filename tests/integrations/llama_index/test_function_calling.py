@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ReActAgent, ToolCallResult
-from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
@@ -137,20 +137,6 @@ def test_free_answers_are_the_same_on_every_path(tooled: SemGradLLM) -> None:
     texts = {response.message.content for response in ways(tooled, PAINT, max_tokens=8)}
     assert len(texts) == 1
     assert texts != {""}
-
-
-def test_the_model_reads_earlier_calls_and_results(tooled: SemGradLLM) -> None:
-    call = ToolCallBlock(tool_call_id="a-long-id-of-another-provider", tool_name="paint", tool_kwargs={"twice": True})
-    history = [
-        ChatMessage(QUESTION),
-        ChatMessage(role="assistant", blocks=[call]),
-        ChatMessage("painted", role="tool", additional_kwargs={"tool_call_id": "a-long-id-of-another-provider"}),
-    ]
-    shown = tooled._shown(history)
-    assert [turn.name for turn in shown] == [None, None, "paint"]
-    text = tooled.language_model.render(shown, tools=[PAINT.metadata.to_openai_tool()]).text
-    assert '"arguments": {"twice": true}' in text
-    assert "<tool_response>\npainted" in text
 
 
 async def test_a_function_agent_runs(tooled: SemGradLLM) -> None:

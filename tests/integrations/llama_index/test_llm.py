@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from threading import Event
 from typing import Any
 
@@ -16,8 +16,6 @@ from llama_index.core.base.llms.types import (
     ThinkingBlock,
     ToolCallBlock,
 )
-from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import CustomLLM
 from llama_index.core.prompts import PromptTemplate
 from pydantic import PrivateAttr
@@ -30,92 +28,42 @@ from semgrad_guard.estimators import MaxProbability
 from semgrad_guard.guard import binding_of, recording
 from tests.engine.chat_templates import template
 from tests.pairwise import in_turn
-from tests.steps import LIMIT, Steps, until, until_stopped
+from tests.steps import LIMIT, Steps, until
 
-from .test_stopping import require_stopped
+from .conftest import Heard
+from .ways import LLM_WAYS, MESSAGES
+from .ways import QUERY as QUESTION
 
-QUESTION = "Where is Paris?"
-MESSAGES = [ChatMessage(role="user", content=QUESTION)]
-
-
-async def _drained(stream: Any) -> Any:
-    pieces = [piece async for piece in stream]
-    assert "".join(piece.delta for piece in pieces) == _text(pieces[-1])
-    return pieces[-1]
-
-
-def _last(stream: Any) -> Any:
-    pieces = list(stream)
-    assert "".join(piece.delta for piece in pieces) == _text(pieces[-1])
-    return pieces[-1]
+METHODS = [name for name in LLM_WAYS if name.removeprefix("a").removeprefix("stream_") in ("chat", "complete")]
 
 
 def _text(response: Any) -> str:
     return response.text if hasattr(response, "text") else response.message.content
 
 
-async def _chat(llm: SemGradLLM) -> Any:
-    return llm.chat(MESSAGES)
-
-
-async def _complete(llm: SemGradLLM) -> Any:
-    return llm.complete(QUESTION)
-
-
-async def _stream_chat(llm: SemGradLLM) -> Any:
-    return _last(llm.stream_chat(MESSAGES))
-
-
-async def _stream_complete(llm: SemGradLLM) -> Any:
-    return _last(llm.stream_complete(QUESTION))
-
-
-async def _achat(llm: SemGradLLM) -> Any:
-    return await llm.achat(MESSAGES)
-
-
-async def _acomplete(llm: SemGradLLM) -> Any:
-    return await llm.acomplete(QUESTION)
-
-
-async def _astream_chat(llm: SemGradLLM) -> Any:
-    return await _drained(await llm.astream_chat(MESSAGES))
-
-
-async def _astream_complete(llm: SemGradLLM) -> Any:
-    return await _drained(await llm.astream_complete(QUESTION))
-
-
-METHODS = [_chat, _complete, _stream_chat, _stream_complete, _achat, _acomplete, _astream_chat, _astream_complete]
-
-
-class Events(BaseEventHandler):
-    """Writes down the names of the events it hears."""
-
-    names: list[str] = []  # noqa: RUF012 - a pydantic field
-
-    def handle(self, event: Any, **_: Any) -> None:
-        self.names.append(type(event).__name__)
+def answered(llm: SemGradLLM, method: str) -> Any:
+    """The response of one of LlamaIndex's eight methods; of a stream the last piece."""
+    found: Any = LLM_WAYS[method](llm)  # type: ignore[arg-type]
+    pieces = found if isinstance(found, list) else []
+    assert not pieces or "".join(piece.delta for piece in pieces) == _text(pieces[-1])
+    return pieces[-1] if pieces else found
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_every_method_gives_the_same_scored_answer_with_one_pair_of_events(
-    method: Callable[[SemGradLLM], Awaitable[Any]], llm: SemGradLLM
+def test_every_method_gives_the_same_scored_answer_with_one_pair_of_events(
+    method: str, llm: SemGradLLM, recorder: Heard
 ) -> None:
     expected = llm.complete(QUESTION)
-    root, events = get_dispatcher(), Events()
-    root.add_event_handler(events)
-    try:
-        response = await method(llm)
-    finally:
-        root.event_handlers.remove(events)
+    recorder.events.clear()
+    response = answered(llm, method)
+    assert len(METHODS) == 8
     assert _text(response) == expected.text
     record = response.raw["semgrad_guard"]
     assert record["uncertainty"] == pytest.approx(expected.raw["semgrad_guard"]["uncertainty"])
     assert response.additional_kwargs == {"semgrad_guard": record}
     assert response.raw["usage"] == expected.raw["usage"]
-    assert sum(name.endswith("StartEvent") for name in events.names) == 1
-    assert sum(name.endswith("EndEvent") for name in events.names) == 1
+    for end in ("StartEvent", "EndEvent"):
+        assert sum(type(event).__name__.endswith(end) for event in recorder.events) == 1
 
 
 def test_the_score_never_enters_the_message(llm: SemGradLLM) -> None:
@@ -130,16 +78,6 @@ async def test_the_async_methods_leave_the_event_loop_free(wide: LanguageModel) 
     free.set()  # by the loop, in the midst of the answer
     assert (await task).text
     steps.in_all()
-
-
-async def test_a_cancelled_answer_stops_generating(wide: LanguageModel) -> None:
-    llm, loop = SemGradLLM.from_model(wide, max_tokens=3000), asyncio.get_running_loop()
-    steps = Steps(wide)
-    task = asyncio.create_task(llm.acomplete(QUESTION))
-    steps.at(5, lambda: (loop.call_soon_threadsafe(task.cancel), until_stopped()))
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await require_stopped(steps, llm)
 
 
 def test_options_of_a_call(llm: SemGradLLM) -> None:
@@ -163,12 +101,6 @@ def test_metadata(llm: SemGradLLM, language_model: LanguageModel) -> None:
     unloaded = SemGradLLM(model="no/such-model", context_window=2048)
     assert unloaded.metadata.context_window == 2048
     assert unloaded.to_payload()["model_name"] == "no/such-model"
-
-
-def test_weights_are_shared_by_equal_instances(checkpoint: Any) -> None:
-    first, second = SemGradLLM(model=str(checkpoint)), SemGradLLM(model=str(checkpoint), temperature=1.0)
-    assert first.language_model is second.language_model
-    assert first.model_copy(deep=True).language_model is first.language_model
 
 
 def test_from_huggingface_llm(checkpoint: Any) -> None:
@@ -275,23 +207,19 @@ def test_the_names_of_llama_indexs_own_local_llm(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_log_probabilities_of_the_delivered_answer(
-    method: Callable[[SemGradLLM], Awaitable[Any]], wide: LanguageModel
-) -> None:
-    response = await method(SemGradLLM.from_model(wide, max_tokens=4, logprobs=True))
+def test_log_probabilities_of_the_delivered_answer(method: str, wide: LanguageModel) -> None:
+    response = answered(SemGradLLM.from_model(wide, max_tokens=4, logprobs=True), method)
     (tokens,) = zip(*response.logprobs, strict=True)
     assert bytes(byte for token in tokens for byte in token.bytes).decode(errors="replace").startswith(_text(response))
     gnll = response.raw["semgrad_guard"]["details"]["gnll"]
     assert -sum(token.logprob for token in tokens) == pytest.approx(gnll, rel=1e-4)
-    likeliest = await method(SemGradLLM.from_model(wide, max_tokens=4, logprobs=True, top_logprobs=2))
+    likeliest = answered(SemGradLLM.from_model(wide, max_tokens=4, logprobs=True, top_logprobs=2), method)
     for (own, first, second), (alone,) in zip(likeliest.logprobs, response.logprobs, strict=True):
         assert own == alone
         assert own.logprob == pytest.approx(first.logprob, rel=1e-4), "the greedy answer is the likeliest"
         assert first.logprob >= second.logprob
-    withheld = SemGradLLM.from_model(
-        wide, max_tokens=4, logprobs=True, router=UncertaintyRouterCallback(Policy(threshold=-1.0, on_cut="score"))
-    )
-    assert (await method(withheld)).logprobs is None
+    strict = UncertaintyRouterCallback(Policy(threshold=-1.0, on_cut="score"))
+    assert answered(SemGradLLM.from_model(wide, max_tokens=4, logprobs=True, router=strict), method).logprobs is None
 
 
 def test_the_estimator_is_that_of_the_routers_calibration(wide: LanguageModel) -> None:

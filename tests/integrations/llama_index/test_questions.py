@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,14 +13,13 @@ from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
 
 from llama_index_semgrad_guard import (
-    LowConfidenceError,
     SemGradLLM,
     UncertaintyRouterCallback,
     asking,
     get_verdict,
     guarded,
 )
-from semgrad_guard import LanguageModel, Policy, Verdict
+from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
 
 from .conftest import Passages
@@ -54,25 +51,6 @@ def test_the_score_is_the_greatest_and_the_first_refusal_ends_it(
     assert verdict is not None
     assert (len(prompts), verdict.uncertainty) == (calls, max(scores))
     assert (str(response) == WITHHELD) is (max(scores) > 0.1)
-
-
-def test_every_later_call_ends_at_once(wide: LanguageModel) -> None:
-    """Whatever code between makes of the error."""
-    script, prompts = by_call(0.01, 0.9, 0.01)
-    llm = scripted(wide, script)
-
-    class Stubborn(CustomQueryEngine):
-        def custom_query(self, query_str: str) -> str:
-            texts: list[str] = []
-            for _ in range(5):
-                try:
-                    texts.append(llm.complete(query_str).text)
-                except LowConfidenceError as error:
-                    texts.append(str(error))
-            return " ".join(texts)
-
-    assert str(guarded(Stubborn(), llm.router).query(QUERY)) == WITHHELD
-    assert len(prompts) == 2
 
 
 def by_user(prompt: str) -> tuple[str, float]:
@@ -142,32 +120,6 @@ def test_helpers_are_declared(wide: LanguageModel) -> None:
             guarded(reading(stranger), llm.router).query(QUERY)
 
 
-def test_a_router_counts_as_itself_after_a_copy(wide: LanguageModel) -> None:
-    llm = scripted(wide, lambda _: (CANARY, 0.9))
-    for router in (copy.deepcopy(llm.router), pickle.loads(pickle.dumps(llm.router)), copy.copy(llm.router)):  # noqa: S301
-        assert router == llm.router
-        assert str(guarded(reading(llm), router).query(QUERY)) == WITHHELD
-    assert llm.router != router_of()
-    copied: Any = llm.model_copy(deep=True)
-    assert copied.router == llm.router
-
-
-def test_a_question_within_a_question_of_the_same_router_is_part_of_it(wide: LanguageModel) -> None:
-    script, prompts = by_call(0.05, 0.07)
-    llm = scripted(wide, script)
-    inner = guarded(reading(llm, response_mode="simple_summarize"), llm.router)
-
-    class Outer(CustomQueryEngine):
-        def custom_query(self, query_str: str) -> str:
-            return f"{inner.query(query_str)}, {inner.query(query_str)}"
-
-    response = guarded(Outer(), llm.router).query(QUERY)
-    assert of(response) == ("answer 1, answer 2", 0.07)
-    assert len(prompts) == 2
-    llm.script = by_call(0.05, 0.9)[0]
-    assert str(guarded(Outer(), llm.router).query(QUERY)) == WITHHELD
-
-
 def test_a_question_of_another_router_within_is_decided_by_itself(wide: LanguageModel) -> None:
     outer, doubtful = scripted(wide, lambda _: ("fine", 0.01)), scripted(wide, lambda _: (CANARY, 0.9))
     inner = guarded(reading(doubtful), doubtful.router)
@@ -192,22 +144,6 @@ def test_a_question_of_another_router_within_is_decided_by_itself(wide: Language
             return str(within.query(query_str))
 
     assert str(guarded(Around(), outer.router).query(QUERY)) == WITHHELD
-
-
-def test_a_call_in_a_bare_thread_decides_by_itself(wide: LanguageModel) -> None:
-    """It is not counted, and never unguarded."""
-    llm = scripted(wide, lambda _: (CANARY, 0.9))
-
-    class Bare(CustomQueryEngine):
-        def custom_query(self, query_str: str) -> str:
-            found: list[str] = []
-            thread = threading.Thread(target=lambda: found.append(str(llm.complete(query_str))))
-            thread.start()
-            thread.join()
-            return found[0]
-
-    response = guarded(Bare(), llm.router).query(QUERY)
-    assert (str(response), get_verdict(response).reason) == (WITHHELD, "no guarded model has answered")  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("on_unscored", "text"), [("abstain", WITHHELD), ("answer", "Empty Response")])
@@ -248,29 +184,6 @@ def test_an_engine_that_fails(error: Exception, wide: LanguageModel) -> None:
         guarded(Failing(), llm.router).query(QUERY)
 
 
-def test_one_decision_is_logged_and_notified(wide: LanguageModel) -> None:
-    """The question's, once; not those of its calls."""
-    written: list[Verdict] = []
-    notified: list[Verdict] = []
-
-    class Log:
-        def write(self, verdict: Verdict, **_: Any) -> str:
-            written.append(verdict)
-            return f"d{len(written)}"
-
-    log: Any = Log()
-    llm = scripted(wide, lambda _: ("fine", 0.05), log=log, notify=notified.append)
-    engine = guarded(reading(llm, response_mode="refine"), llm.router)
-    response = engine.query(QUERY)
-    assert [verdict.action for verdict in written] == ["answer"]
-    assert get_verdict(response).decision_id == "d1"  # type: ignore[union-attr]
-    llm.script = lambda _: (CANARY, 0.9)
-    engine.query(QUERY)
-    assert [verdict.action for verdict in written] == [verdict.action for verdict in notified] == ["answer", "abstain"]
-    assert CANARY not in repr([written, notified])
-    assert notified[1].decision_id == "d2"
-
-
 def test_the_target_answers_the_question(wide: LanguageModel) -> None:
     """It gets the engine's question, also where a later call was refused, and runs outside of it."""
     larger = scripted(wide, lambda prompt: (f"larger on {prompt}", 0.01))
@@ -301,16 +214,6 @@ async def test_own_code_and_workflows_within_asking(wide: LanguageModel) -> None
     assert CANARY not in repr(question.verdicts)
     with pytest.raises(ZeroDivisionError), asking(llm.router):
         _ = 1 / 0
-
-
-def test_a_stream_belongs_to_the_question_in_which_it_was_asked_for(wide: LanguageModel) -> None:
-    llm = scripted(wide, lambda _: (CANARY, 0.9))
-    with asking(llm.router) as question:
-        stream = llm.stream_complete(QUERY)
-    assert question.refused is None
-    with pytest.raises(LowConfidenceError):
-        list(stream)
-    assert question.refused is not None
 
 
 @pytest.mark.parametrize("mode", ["enforce", "annotate"])

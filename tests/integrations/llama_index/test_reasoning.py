@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, TextBlock, ThinkingBlock
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ThinkingBlock
 from llama_index.core.query_engine import CustomQueryEngine
 
 from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback, get_verdict, guarded
@@ -46,13 +46,6 @@ async def test_a_streams_reasoning_is_live(llm: SemGradLLM) -> None:
     assert isinstance(first, ThinkingBlock)
     assert (first.content, pieces[0].delta, pieces[0].message.content) == (newest[0], "", "")
     assert [piece.text for piece in llm.stream_complete(QUESTION)][-1] == ANSWER
-
-
-def test_earlier_reasoning_is_no_part_of_the_next_prompt(llm: SemGradLLM) -> None:
-    reply = ChatMessage(role="assistant", blocks=[ThinkingBlock(content=THOUGHT), TextBlock(text=ANSWER)])
-    messages = [ChatMessage(QUESTION), reply, ChatMessage(QUESTION)]
-    bare = [ChatMessage(QUESTION), ChatMessage(role="assistant", content=ANSWER), ChatMessage(QUESTION)]
-    assert llm.chat(messages).message.content == llm.chat(bare).message.content
 
 
 def test_a_completion_and_a_text_from_elsewhere(llm: SemGradLLM) -> None:

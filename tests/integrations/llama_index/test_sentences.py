@@ -18,7 +18,7 @@ from llama_index_semgrad_guard import (
     guarded,
 )
 from semgrad_guard import LanguageModel, Policy
-from semgrad_guard.errors import DeadlineExceededError, InputError
+from semgrad_guard.errors import DeadlineExceededError
 from semgrad_guard.settings import CLOSING_LINE
 from tests.fixed_model import PIECES, TEXT, FixedModel
 
@@ -131,8 +131,3 @@ def test_a_response_with_a_doubtful_sentence_does_not_pass(fixed: LanguageModel)
     for threshold, passes in ((own[1], False), (own[2], True)):
         result = UncertaintyEvaluator(llm, Policy(threshold=threshold)).evaluate(query="q", response=TEXT)
         assert result.passing is passes
-
-
-def test_an_action_at_doubt_needs_sentences(fixed: LanguageModel) -> None:
-    with pytest.raises(InputError, match='by="sentence"'):
-        SemGradLLM.from_model(fixed, on_doubt="drop")

@@ -11,11 +11,6 @@ from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.query_engine import RetrieverQueryEngine
 from openinference.instrumentation.llama_index import LlamaIndexInstrumentor
-from opentelemetry.sdk._logs import LoggerProvider
-from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from llama_index_semgrad_guard import (
     LowConfidenceError,
@@ -25,6 +20,7 @@ from llama_index_semgrad_guard import (
     guarded,
 )
 from semgrad_guard import Policy
+from tests.integrations.exported import Exported
 
 from .conftest import Passages
 
@@ -32,26 +28,9 @@ PASS, STOP, QUERY = Policy(threshold=1e308, on_cut="score"), Policy(threshold=-1
 Maker = Callable[..., BaseQueryEngine]
 
 
-class Exported:
-    """A tracer and a logger provider that keep what is exported."""
-
-    def __init__(self) -> None:
-        self.span_exporter, self.log_exporter = InMemorySpanExporter(), InMemoryLogRecordExporter()
-        self.tracer_provider, self.logger_provider = TracerProvider(), LoggerProvider()
-        self.tracer_provider.add_span_processor(SimpleSpanProcessor(self.span_exporter))
-        self.logger_provider.add_log_record_processor(SimpleLogRecordProcessor(self.log_exporter))
-
-    def judged(self) -> list[ReadableSpan]:
-        """The exported spans that hold a verdict."""
-        spans = self.span_exporter.get_finished_spans()
-        return [span for span in spans if "semgrad_guard.action" in (span.attributes or {})]
-
-    def found(self) -> list[tuple[str, Any]]:
-        """Whose spans hold a verdict, and which."""
-        return [(span.name.split(".")[0], (span.attributes or {})["semgrad_guard.action"]) for span in self.judged()]
-
-    def events(self) -> list[Any]:
-        return [exported.log_record for exported in self.log_exporter.get_finished_logs()]
+def found(exported: Exported) -> list[tuple[str, Any]]:
+    """Whose spans hold a verdict, and which."""
+    return [(span.name.split(".")[0], (span.attributes or {})["semgrad_guard.action"]) for span in exported.judged()]
 
 
 @pytest.fixture
@@ -86,7 +65,7 @@ async def test_the_spans_of_engine_and_llm_hold_the_decision(
     engine = under(make_engine, llm, STOP, mode=mode, keep_draft=True)
     response = engine.query(QUERY) if way == "query" else await engine.aquery(QUERY)
     record = response.metadata["semgrad_guard"]
-    assert instrumented.found() == [("SemGradLLM", "abstain"), ("GuardedQueryEngine", "abstain")]
+    assert found(instrumented) == [("SemGradLLM", "abstain"), ("GuardedQueryEngine", "abstain")]
     span, event = instrumented.judged()[1], instrumented.events()[1]
     about = span.attributes or {}
     assert about["semgrad_guard.action"] == record["action"] == "abstain"
@@ -106,13 +85,13 @@ async def test_a_chat_engine_and_an_llm(llm: SemGradLLM, instrumented: Exported)
     llm.router = UncertaintyRouterCallback(PASS)
     await guarded(SimpleChatEngine.from_defaults(llm=llm), llm.router).achat(QUERY)
     await llm.acomplete(QUERY)
-    assert instrumented.found() == [("SemGradLLM", "answer"), ("GuardedChatEngine", "answer"), ("SemGradLLM", "answer")]
+    assert found(instrumented) == [("SemGradLLM", "answer"), ("GuardedChatEngine", "answer"), ("SemGradLLM", "answer")]
 
 
 def test_a_refused_answer_is_in_the_trace(make_engine: Maker, llm: SemGradLLM, instrumented: Exported) -> None:
     with pytest.raises(LowConfidenceError):
         under(make_engine, llm, STOP, mode="raise").query(QUERY)
-    assert instrumented.found() == [("SemGradLLM", "abstain"), ("GuardedQueryEngine", "abstain")]
+    assert found(instrumented) == [("SemGradLLM", "abstain"), ("GuardedQueryEngine", "abstain")]
 
 
 def test_unscored_answers_have_no_number(llm: SemGradLLM, instrumented: Exported) -> None:
@@ -127,6 +106,6 @@ def test_the_current_span_where_nothing_is_instrumented(llm: SemGradLLM, exporte
     with exported.tracer_provider.get_tracer("mine").start_as_current_span("mine"):
         llm.complete(QUERY)
     llm.complete(QUERY)
-    assert exported.found() == [("mine", "answer")]
+    assert found(exported) == [("mine", "answer")]
     inside, outside = exported.events()
     assert (inside.span_id, outside.span_id) == (exported.judged()[0].context.span_id, 0)
