@@ -64,6 +64,7 @@ def test_texts_that_are_far_too_long_are_not_even_read(
     system = ("--system", huge) if place == "system" else ()
     for command, code in (("score", 5), ("calibrate", 4), ("evaluate", 0), ("probe", 1)):
         more = ("--max-tokens", 2) if command in ("calibrate", "evaluate") else ()
+        more += ("--on-cut", "score") if command == "calibrate" else ()
         quick = ("--methods", "gnll", "--no-report") if command == "evaluate" else ()
         given = ("--data", data, "--output", tmp_path / command, *system, *more, *quick)
         result = run(command, "--model", model_folder, *given)

@@ -315,17 +315,20 @@ def test_the_report_is_in_the_record_and_on_the_terminal(calibrate: Run, tmp_pat
 def test_answers_that_were_cut_off_are_told_before_and_after_they_are_graded(
     calibrate: Run, right: Path, tmp_path: Path
 ) -> None:
-    """The tiny model never ends a sentence: by default none of its answers has a score."""
+    """The tiny model ends one sentence: by default no other answer has a score."""
     result = calibrate(right, "--on-cut", "unscored")
-    assert result.exit_code == ExitCode.UNSCORED
-    told = f"60 of 60 answers were cut off after {TOKENS} tokens, 60 of them within their first sentence"
+    assert result.exit_code == ExitCode.NO_THRESHOLD
+    told = f"60 of 60 answers were cut off after {TOKENS} tokens, 59 of them within their first sentence"
     assert f"{told}: raise --max-tokens" in flat(result.stderr)
     shown = flat(result.stdout)
-    assert "60 answers were cut off, 0 of them wrong: raise --max-tokens. None of the 60 answers" in shown
+    assert (
+        "60 answers were cut off, 0 of them wrong: raise --max-tokens. Too few answers (60 answers, 1 of them scored)"
+        in shown
+    )
     assert "cut off 60 answers, 0 of them wrong (within their first sentence they have no score)" in shown
     made = Calibration.load(tmp_path / "c.json")
     assert made.binding is not None
-    assert (made.binding.on_cut, made.n_unscored, made.tries) == ("unscored", 60, 1)
+    assert (made.binding.on_cut, made.n_unscored, made.tries) == ("unscored", 59, 1)
     document = json.loads(calibrate(right, "--json").stdout)
     assert document["cut_off"] == {"answers": 60, "wrong": 0}
     assert (document["calibration"]["tries"], document["calibration"]["binding"]["on_cut"]) == (2, "score")

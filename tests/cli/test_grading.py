@@ -36,7 +36,7 @@ def fill(path: Path, words: list[str]) -> None:
     """Labels as a person gives them, by a program that keeps the rest."""
     rows = table(path)
     for row, word in zip(rows[1:], words, strict=True):
-        row[4] = word
+        row[rows[0].index("correct")] = word
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(rows)
 

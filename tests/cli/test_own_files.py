@@ -41,7 +41,7 @@ def call(run: Run, model_folder: Path, tmp_path: Path) -> Callable[[str], Result
     short = ("--max-tokens", TOKENS)
     more = {
         "score": ("--output", tmp_path / "s.jsonl"),
-        "calibrate": ("--output", tmp_path / "c.json", *short),
+        "calibrate": ("--output", tmp_path / "c.json", *short, "--on-cut", "score"),
         "probe": ("--output", tmp_path / "p.json"),
         "evaluate": ("--output", tmp_path / "e", "--methods", "gnll", "--methods", "hybridgrad", *short),
     }
