@@ -247,8 +247,8 @@ def probe(
     if answers_path is not None and gradable:
         with phase("Answering") as tell:
             answers = collect_grids(gradable, answers_path, plan, model=model, tokens=ends.count, on_progress=tell)
-        asked = zip(gradable, answers, strict=True)
-        verdicts = grader.grade([AnswerToGrade(one.question, own.text or "", one.answers) for one, own in asked])
+        pairs = zip(gradable, answers, strict=True)
+        verdicts = grader.grade([AnswerToGrade(one.question, own.text or "", one.answers) for one, own in pairs])
         kept = [place for place, verdict in enumerate(verdicts) if verdict != ABSTAINED]  # neither right nor wrong
         answers, correct = [answers[place] for place in kept], [verdicts[place] is True for place in kept]
         others = [offset for offset in ends.complete if offset != ends.own_token]

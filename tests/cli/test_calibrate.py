@@ -318,8 +318,8 @@ def test_answers_that_were_cut_off_are_told_before_and_after_they_are_graded(
     """The tiny model ends one sentence: by default no other answer has a score."""
     result = calibrate(right, "--on-cut", "unscored")
     assert result.exit_code == ExitCode.NO_THRESHOLD
-    told = f"60 of 60 answers were cut off after {TOKENS} tokens, 59 of them within their first sentence"
-    assert f"{told}: raise --max-tokens" in flat(result.stderr)
+    warning = f"60 of 60 answers were cut off after {TOKENS} tokens, 59 of them within their first sentence"
+    assert f"{warning}: raise --max-tokens" in flat(result.stderr)
     shown = flat(result.stdout)
     assert (
         "60 answers were cut off, 0 of them wrong: raise --max-tokens. Too few answers (60 answers, 1 of them scored)"

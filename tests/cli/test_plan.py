@@ -64,6 +64,6 @@ def test_without_an_auroc_a_table_over_several_is_shown(run: Callable[..., Resul
         for i, text in enumerate(texts)
     ]
     record = jsonl(tmp_path / "c.answers.jsonl", [{"semgrad_guard_record": "answers", "settings": {}}, *rows])
-    told = run("plan", "--error", 0.3, "--answers", record, "--json")
-    assert [row["n"] for row in json.loads(told.stdout)] == [2] * 4
-    assert "holds 3 answers, 2 of them with a score" in flat(told.stderr)
+    result = run("plan", "--error", 0.3, "--answers", record, "--json")
+    assert [row["n"] for row in json.loads(result.stdout)] == [2] * 4
+    assert "holds 3 answers, 2 of them with a score" in flat(result.stderr)
