@@ -25,7 +25,6 @@ _SIZES = (50, 100, 300, 1000)
 _AUROCS = (0.6, 0.7, 0.8, 0.9)
 _SHARE = options.number(float, 0, 1)
 _FETCHABLE = options.one_of(tuple(FETCHABLE))
-_OURS = ("semgrad_guard", "langchain_semgrad_guard")
 _NEEDED = {
     "langchain_core": "langchain-core",
     "llguidance": "llguidance",
@@ -191,12 +190,5 @@ def demo(
     make_folder(folder)
     require_outputs([Output(folder / "risk_coverage.png", "picture of the demo", is_drawn)], inputs=[])
     folder_of(model)  # an error before anything is loaded if it is not fetched
-    try:
-        module: Any = import_module("langchain_semgrad_guard.demo")
-        code: int = module.run(output, model=model)
-    except ModuleNotFoundError as error:
-        root = (error.name or "").partition(".")[0]
-        if not root or (root in _OURS and error.name not in _OURS):
-            raise  # one of ours is a bug, and shows as one
-        raise MissingExtraError(root, extra="demo") from error
-    raise typer.Exit(code)
+    module: Any = import_module("langchain_semgrad_guard.demo")
+    raise typer.Exit(module.run(output, model=model))
