@@ -7,11 +7,14 @@ from typing import Any, get_args
 import pytest
 
 from semgrad_guard import Calibration, GenerationOptions, Guard, LanguageModel, Policy, Verdict, calibrate
+from semgrad_guard.adapters.calibrating import AnsweredExample, _cut_calls
+from semgrad_guard.adapters.examples import ExampleCalibration
 from semgrad_guard.calibration import Binding
 from semgrad_guard.engine.sentences import is_unfinished
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard.cut_answers import FIRST_SENTENCE, LATER, why_unscored
 from semgrad_guard.guard.policy import settle
+from semgrad_guard.guard.verdicts import RecordedDraft
 from semgrad_guard.questions.answered import Answer, AnsweredSentence, AnswerScore
 from semgrad_guard.records import SentenceVerdict, ToolCall
 from semgrad_guard.settings import OnCut
@@ -121,3 +124,28 @@ def test_a_guard_withholds_what_its_limit_cut_off(language_model: LanguageModel)
     assert (verdict.action, verdict.status, verdict.reason) == ("abstain", "unscored", FIRST_SENTENCE)
     assert guarded("score")("q").action == "answer"
     assert guarded("abstain").binding.on_cut == "abstain"
+
+
+@pytest.mark.parametrize(("rule", "unscored"), [("unscored", 10), ("abstain", 20), ("score", 0)])
+def test_a_chains_calibration_has_the_rule_too(
+    rule: OnCut, unscored: int, language_model: LanguageModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    form, bound = language_model.render("q").form, Binding(model="m", estimator="gnll")
+    mildest: list[OnCut | None] = ["unscored"] * 10 + ["abstain"] * 10 + [None] * 40
+    rows = [
+        AnsweredExample(key=str(i), text="Lima", uncertainty=i / 100, binding=bound, prompt=form, cut_calls=cut)
+        for i, cut in enumerate(mildest)
+    ]
+    examples = [(f"q {i}", "Lima" if i > 4 else "Rome") for i in range(60)]
+    made = ExampleCalibration(examples, "exact-match", alpha=0.3, delta=0.3, on_cut=rule)(rows)
+    assert (made.n, made.n_unscored, made.binding and made.binding.on_cut) == (60, unscored, rule)
+    assert "20 of 60 answers were cut off by max_tokens, 5 of them wrong: raise it." in caplog.text
+    with pytest.raises(InputError, match="on_cut is"):
+        ExampleCalibration(examples, "exact-match", alpha=0.3, delta=0.3, on_cut="drop")
+
+
+def test_the_mildest_rule_that_takes_a_calls_score_away_is_recorded() -> None:
+    def recorded(*texts: str) -> OnCut | None:
+        return _cut_calls([RecordedDraft(draft(text), None) for text in texts])
+
+    assert (recorded("It is", "Yes. It"), recorded("Yes. It", "Yes."), recorded()) == ("unscored", "abstain", None)
