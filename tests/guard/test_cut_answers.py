@@ -131,7 +131,7 @@ def test_a_chains_calibration_has_the_rule_too(
     rule: OnCut, unscored: int, language_model: LanguageModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     form, bound = language_model.render("q").form, Binding(model="m", estimator="gnll")
-    mildest: list[OnCut | None] = ["unscored"] * 10 + ["abstain"] * 10 + [None] * 40
+    mildest: list[Any] = [*["unscored"] * 10, *["abstain"] * 10, *[None] * 40]
     rows = [
         AnsweredExample(key=str(i), text="Lima", uncertainty=i / 100, binding=bound, prompt=form, cut_calls=cut)
         for i, cut in enumerate(mildest)
