@@ -97,7 +97,8 @@ def test_by_sentence_the_one_that_was_cut_off_is_not_delivered() -> None:
     text = "It is Lima. The river is"
     parts = (SentenceVerdict(start=0, end=12, uncertainty=0.1), SentenceVerdict(start=12, end=24, uncertainty=0.1))
     one = draft(text, sentences=parts, settings={"on_doubt": "drop"})
-    for rule, actions in (("unscored", ["deliver"] * 2), ("abstain", ["deliver", "drop"])):
+    rules: dict[OnCut, list[str]] = {"unscored": ["deliver"] * 2, "abstain": ["deliver", "drop"]}
+    for rule, actions in rules.items():
         verdict = settle(one, Policy(threshold=0.5, on_cut=rule), "enforce", can_escalate=False).verdict
         assert [part.action for part in verdict.sentences] == actions
         assert verdict.text == text[: 12 * actions.count("deliver")]
