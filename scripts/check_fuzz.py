@@ -26,7 +26,7 @@ def main() -> int:
     given = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as name,
-        serving(Path(name), "--threshold", "0.5", "--max-tokens", "8", allow_override=["mode"]) as server,
+        serving(Path(name), "--threshold", "0.5", "--max-tokens", "8") as server,
     ):
         schema = f"{server.url.removesuffix('/v1')}/openapi.json"
         command = [given.fuzzer.parent / "st", "run", schema, "--max-time", round(60 * given.minutes)]

@@ -42,7 +42,7 @@ from llama_index_semgrad_guard import guarded as guarded_engine
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.estimators import MaxProbability
-from semgrad_guard.guard import Terms
+from semgrad_guard.guard import Answerer, Terms
 from semgrad_guard.records import SentenceVerdict, Verdict
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.scheduler import Scheduler
@@ -126,7 +126,7 @@ async def async_guard_pieces(model: LanguageModel, drawn: Drawn, _: Heard) -> Pi
 async def served(model: LanguageModel, drawn: Drawn, *, stream: bool) -> str:
     """The response of a server, with the cuts of its client."""
     by: Any = drawn.given["on_doubt"]
-    scheduler = Scheduler(model, drawn.given["estimator"], by_sentence=by)
+    scheduler = Scheduler(Answerer(model, drawn.given["estimator"], by_sentence=by))
     one = ServedModel(name="m", scheduler=scheduler, terms=Terms(policy=drawn.policy), by_sentence=by)
     transport = httpx.ASGITransport(make_app(Service([one])))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:

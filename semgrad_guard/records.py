@@ -253,8 +253,8 @@ class VerdictDetails(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_n
     differs, or why that is not known. `drift` is whether the scores have moved.
 
     `model` to `prompt_template` are compared with a calibration's binding. `prompt` is the digest of the prompt
-    (`digest_of` its text). `options` are those of a request to another server, where it wrote the answer, and None
-    where the scored model did.
+    (`digest_of` its text), which has `prompt_tokens`. `options` are those of a request to another server, where it
+    wrote the answer, and None where the scored model did; `answer_tokens` is a target's own count of its answer.
 
     `mean_entropy`, `gnll` and `max_probability` are the numbers of these estimators, which cost nothing in addition to
     any other. `deviation` is the largest relative error that the self-check found in the way these scores were
@@ -286,6 +286,8 @@ class VerdictDetails(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_n
     gnll: float | None = None
     max_probability: float | None = None
     deviation: float | None = None
+    prompt_tokens: int | None = None
+    answer_tokens: int | None = None
     scored_tokens: int = 0
     cut: int | str | None = None
     scoring_ms: float | None = None

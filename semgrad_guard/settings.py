@@ -32,7 +32,6 @@ CLOSING_LINE = "I am not sure about the rest."
 REPORTED = ("max_probability", "gnll", "top_entropy")
 """The scores that the log-probabilities of another server allow."""
 
-Overridable = Literal["mode", "threshold", "timeout"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 Variant = Literal["paper", "official"]
 Thinking = Literal["on", "off", "auto"]

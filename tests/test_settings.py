@@ -26,7 +26,6 @@ from semgrad_guard.guard import Guard, Policy, RouterOptions, Terms
 from semgrad_guard.loading import EstimatorChoice, ModelSource
 from semgrad_guard.ray import score
 from semgrad_guard.server.app import Limits
-from semgrad_guard.server.protocol import Overrides
 from semgrad_guard.server.settings import LogOptions, OtherServers, ServeOptions, ServerSettings
 
 COMMANDS: Any = get_command(app).commands  # type: ignore[attr-defined]
@@ -37,7 +36,7 @@ GROUPS = [
 DECLARED = {name: option for group in GROUPS for name, option in declared_options(group).items()}
 """The declaration of every option."""
 CLASSES = (
-    *(GenerationOptions, Policy, Terms, ServerSettings, Overrides, Limits),
+    *(GenerationOptions, Policy, Terms, ServerSettings, Limits),
     *(ChatSemGrad, SemGradLLM, GuardedChatModel, HybridGrad, Objective, Sampling),
 )
 FUNCTIONS = (Guard, UncertaintyRouterCallback, Policy.from_calibration, score)
@@ -48,7 +47,6 @@ APART: Mapping[tuple[str, str], str] = {
     ("HybridGrad", "tau"): "as above",
     ("HybridGrad", "beta"): "as above",
     ("Objective", "variant"): "as above",
-    ("Overrides", "mode"): "None leaves it to the server",
     ("UncertaintyRouterCallback", "on_unscored"): "None leaves it to the policy",
     ("ServerSettings", "model"): "one or several, with an upstream by its own names",
     ("Guard", "model"): "a loaded model",
@@ -143,7 +141,7 @@ def test_a_number_out_of_its_range_is_refused_by_every_front(name: str) -> None:
     outside = option.kind(option.bounds.low - 1) if math.isfinite(option.bounds.low) else math.nan
     kinds: tuple[Any, ...] = (
         *(GenerationOptions, Policy, partial(Terms, policy=Policy(threshold=1.0)), HybridGrad, Objective),
-        *(ServerSettings, Overrides, ChatSemGrad, SemGradLLM),
+        *(ServerSettings, ChatSemGrad, SemGradLLM),
     )
     for kind in kinds:
         if name in inspect.signature(kind).parameters:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC
@@ -19,7 +20,15 @@ from semgrad_guard.cli import options
 from semgrad_guard.cli.command import ExitCode
 from semgrad_guard.cli.terminal import OUT, note, say_problems
 from semgrad_guard.decision_log.entries import Decision, Row, parse_since
+from semgrad_guard.decision_log.savings import Price
 from semgrad_guard.errors import InputError
+
+
+def _price(text: str) -> Price:
+    if (parts := re.fullmatch(r"(\d+(?:\.\d+)?)/(\d+(?:\.\d+)?)", text.strip())) is None:
+        raise typer.BadParameter(f"{text[:40]!r} is no price; write 2.5/10, for a million prompt and answer tokens")
+    return Price(float(parts[1]), float(parts[2]))
+
 
 _COLUMNS = ("decisions", "answer", "escalate", "abstain", "unscored", "drift")
 
@@ -32,6 +41,15 @@ def decisions(
         bool, options.flag("Every decision as a line of CSV on stdout.", options.OUTPUT, "--csv")
     ] = False,
     as_json: options.AsJson = False,
+    price: Annotated[
+        Price | None,
+        options.option(
+            "The escalation target's price for a million prompt and answer tokens (2.5/10): what was saved.",
+            options.OUTPUT,
+            "PROMPT/ANSWER",
+            reads=_price,
+        ),
+    ] = None,
 ) -> None:
     """Count the decisions: how many answers were let through, by day and in all.
 
@@ -40,6 +58,9 @@ def decisions(
 
     Feedback on answers that were drawn at random (`semgrad-guard sample`) is counted apart: by it, the promise of each
     calibration is kept, unknown or broken.
+
+    Where answers were escalated, sums over blocks of 20 requests tell what was not sent to the target, and what the
+    drafts of escalated requests cost.
     """
     if as_csv and as_json:
         raise typer.BadParameter("give --csv or --json, not both")
@@ -49,19 +70,22 @@ def decisions(
     moment = parse_since(since)
     with opened(log) as database:
         rows = database.decisions(since=moment)
-        promises = watched_promises(database)
+        promises, saved = watched_promises(database), database.savings(since=moment).words(price)
     whole, days = _summary(f"since {since}", rows), _by_day(rows)
     if as_csv:
         typer.echo(_csv(rows), nl=False)
     elif as_json:
         found = [{**one.model_dump(), "words": str(one)} for one in promises]
-        typer.echo(json.dumps({"summary": whole, "days": days, "promises": found}, ensure_ascii=False))
+        report = {"summary": whole, "days": days, "savings": saved, "promises": found}
+        typer.echo(json.dumps(report, ensure_ascii=False))
     else:
         OUT.print(_table([*days, whole]))
         if whole["partly"]:
             OUT.print(f"Partly withheld: some sentences of {whole['partly']} answers were left out.")
         if whole["flagged"]:
             OUT.print(f"Flagged: {whole['flagged']} answers went out against the advice, as nothing was enforced.")
+        for sentence in saved:
+            OUT.print(sentence)
         for way, graded in whole["feedback"].items():
             OUT.print(f"Feedback ({way}): {graded['right']} right, {graded['wrong']} wrong.")
         for one in promises:

@@ -7,15 +7,18 @@ import secrets
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import fields
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from semgrad_guard.decision_log.entries import Decision, Entry, Feedback, Row
+from semgrad_guard.decision_log.savings import BLOCK, Savings, Spent
 from semgrad_guard.errors import DecisionLogError, InputError, MissingExtraError
 from semgrad_guard.files import make_private, reason, state_folder, take_back
+from semgrad_guard.records import Action
 from semgrad_guard.settings import LOG_VARIABLE
 
 try:
@@ -39,7 +42,9 @@ decisions = sa.Table(
     *(sa.Column(name, sa.Double) for name in ("seconds", "scoring_ms")),
     *(sa.Column(name, sa.Text) for name in ("request_id", "served", "model", "estimator", "calibration_id")),
     *(sa.Column(name, sa.Text) for name in ("status", "reason", "escalated_to", "question", "delivered")),
-    sa.Column("tokens", sa.Integer),
+    *(sa.Column(name, sa.Integer) for name in ("tokens", "prompt_tokens", "draft_tokens")),
+    *(sa.Column(name, sa.Integer) for name in ("target_prompt_tokens", "target_tokens")),
+    sa.Column("target_seconds", sa.Double),
     sa.Column("sentences", sa.JSON(none_as_null=True)),
 )
 feedback = sa.Table(
@@ -229,6 +234,35 @@ class Database:
                 grades.setdefault(calibration, {})[name] = grade.right
         return grades
 
+    def savings(self, *, since: datetime) -> Savings:
+        """What the decisions since a time have saved and cost, over whole blocks of them."""
+        columns = decisions.c
+        delivered = sa.or_(columns.action == "answer", sa.not_(columns.enforced))
+        own = sa.case((columns.escalated_to.is_not(None), "escalate"), (delivered, "answer"), else_="abstain")
+        place = sa.func.row_number().over(partition_by=own, order_by=(columns.at, columns.id))
+        names = [one.name for one in fields(Spent) if one.name != "requests"]
+        numbered = sa.select(
+            own.label("own"), columns.at, ((place - 1) // BLOCK).label("block"), *(columns[name] for name in names)
+        ).subquery()
+        sums = [sa.case((sa.func.count(numbered.c[name]) == BLOCK, sa.func.sum(numbered.c[name]))) for name in names]
+        blocks = (
+            sa.select(numbered.c.own, *(one.label(name) for one, name in zip(sums, names, strict=True)))
+            .group_by(numbered.c.own, numbered.c.block)
+            .having(sa.func.count() == BLOCK, sa.func.min(numbered.c.at) >= since.timestamp())
+        )
+        counted = sa.select(own, sa.func.count()).where(columns.at >= since.timestamp()).group_by(own)
+        with self._transaction() as connection:
+            counts = dict.fromkeys(get_args(Action), 0) | {row[0]: row[1] for row in connection.execute(counted)}
+            found = connection.execute(blocks).mappings().all()
+        mine = {action: [row for row in found if row["own"] == action] for action in counts}
+        return Savings(
+            counts,
+            {
+                action: Spent(requests=BLOCK * len(rows), **{name: _sum([row[name] for row in rows]) for name in names})
+                for action, rows in mine.items()
+            },
+        )
+
     def forget(self, before: datetime) -> int:
         """Delete decisions before a time, and feedback on them; how many decisions there were."""
         with self._transaction() as connection:
@@ -312,6 +346,11 @@ def _graded(connection: sa.Connection, some: sa.ColumnElement[bool]) -> dict[str
         if (before := found.get(entry.decision_id)) is None or entry.replaces(before):
             found[entry.decision_id] = entry
     return found
+
+
+def _sum(numbers: Sequence[Any]) -> Any:
+    """None where one of them is not known, or there is none."""
+    return None if None in numbers or not numbers else sum(numbers)
 
 
 def _reason(error: sa_exc.SQLAlchemyError, url: sa.URL) -> str:

@@ -22,7 +22,7 @@ class Facts:
     """Facts about a decision that its verdict does not have.
 
     `request_id` names the request, `served` is the name of the model in the request. Only a log that keeps text has the
-    `question`. `alpha` and `delta` are those of the calibration.
+    `question`. `alpha` and `delta` are those of the calibration. `target_seconds` is the escalation target's time.
     """
 
     request_id: str | None = None
@@ -30,6 +30,7 @@ class Facts:
     question: str | None = None
     alpha: float | None = None
     delta: float | None = None
+    target_seconds: float | None = None
 
 
 class DecisionSink(Protocol):
@@ -55,7 +56,8 @@ class Decision(BaseModel, frozen=True, extra="ignore", allow_inf_nan=False):
     advice, and `delivery` is what happened to the answer.
 
     `delivered` and `question` are texts, which only a log that keeps text has; `delivered` is the text that was sent,
-    never a withheld draft. `tokens` counts the scored tokens of a delivered answer. `alpha` and `delta` are the promise
+    never a withheld draft. `tokens` counts the scored tokens of a delivered answer, `draft_tokens` those of the draft,
+    whatever became of it. `alpha` and `delta` are the promise
     of the calibration; `drawn` is when the decision was drawn at random to be graded. `sentences` are those of an
     answer that was judged by sentence, with their ranges in the delivered text.
     """
@@ -77,6 +79,11 @@ class Decision(BaseModel, frozen=True, extra="ignore", allow_inf_nan=False):
     reason: str | None = None
     drift: bool | None = None
     tokens: int | None = None
+    prompt_tokens: int | None = None
+    draft_tokens: int | None = None
+    target_prompt_tokens: int | None = None
+    target_tokens: int | None = None
+    target_seconds: float | None = None
     seconds: float | None = None
     scoring_ms: float | None = None
     escalated_to: str | None = None
@@ -110,21 +117,30 @@ class Decision(BaseModel, frozen=True, extra="ignore", allow_inf_nan=False):
 
     def without_score(self) -> Decision:
         """The decision without the score of its draft, and without the fields that depend on the draft."""
-        hidden = ("uncertainty", "confidence", "reason", "drift", "tokens", "seconds", "scoring_ms", "sentences")
+        hidden = (
+            *("uncertainty", "confidence", "reason", "drift", "tokens", "seconds", "scoring_ms", "sentences"),
+            *("prompt_tokens", "draft_tokens", "target_prompt_tokens", "target_tokens", "target_seconds"),
+        )
         return self.model_copy(update={"status": "unscored", **dict.fromkeys(hidden)})
 
     @classmethod
     def of(cls, verdict: Verdict, *, seconds: float | None, facts: Facts, text: bool) -> Decision:
         """The row of a verdict, with a new id; with texts if `text`."""
+        own, target = verdict.details, None if verdict.escalated is None else verdict.escalated.details
         return cls(
             id=f"dec_{secrets.token_hex(12)}",
             at=datetime.now(UTC),
             **{name: value for name, value in verdict.flat.items() if name in _OF_THE_VERDICT},
             request_id=facts.request_id,
             served=facts.served,
-            tokens=verdict.details.scored_tokens if verdict.shows_draft else None,
+            tokens=own.scored_tokens if verdict.shows_draft else None,
+            prompt_tokens=own.prompt_tokens,
+            draft_tokens=own.scored_tokens,
+            target_prompt_tokens=None if target is None else target.prompt_tokens,
+            target_tokens=None if target is None else target.answer_tokens or target.scored_tokens or None,
+            target_seconds=facts.target_seconds,
             seconds=seconds,
-            escalated_to=None if verdict.escalated is None else verdict.escalated.details.model,
+            escalated_to=None if target is None else target.model,
             question=writable(facts.question) if text else None,
             delivered=writable(verdict.text) if text else None,
             alpha=facts.alpha,

@@ -303,6 +303,7 @@ class Answerer:
             settings=settings,
             prompt_template=template,
             prompt=digest_of(evidence.prompt.text),
+            prompt_tokens=len(evidence.prompt.ids),
             semantic_token=token.offset,
             semantic_token_source=token.source,
             cut=evidence.cut,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
@@ -83,10 +84,14 @@ class Waiting(Generic[A]):
 
 @dataclass(frozen=True)
 class Reply(Generic[A]):
-    """A target's reply: its own verdict, or its text without a score; and the frontend's object."""
+    """A target's reply: its own verdict, or its text without a score; and the frontend's object.
+
+    `seconds` are those that it took.
+    """
 
     content: Verdict | str
     answer: A | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -202,7 +207,10 @@ def _replies(ask: AskWork[A], waiting: Sequence[Waiting[A]]) -> Steps[Sequence[T
     replies: Sequence[TargetReply[A]] = ()
     if waiting:
         try:
+            began = time.monotonic()
             replies = yield ask(waiting).in_time()
+            took = time.monotonic() - began
+            replies = [replace(one, seconds=took) if isinstance(one, Reply) else one for one in replies]
         except Exception as error:  # noqa: BLE001 - see above
             replies = [error] * len(waiting)
     for reply in replies:
@@ -236,7 +244,8 @@ def conclude(
     withheld, message = settled.verdict, None
     if isinstance(settled, Escalate):
         if isinstance(reply, Reply) and not _is_rejected(reply.content):
-            return _recorded(Outcome(escalated(settled.verdict, reply.content), reply.answer), terms)
+            outcome = Outcome(escalated(settled.verdict, reply.content), reply.answer)
+            return _recorded(outcome, terms, target_seconds=reply.seconds)
         reason, message = _rejection(reply, terms)
         withheld = rejected(settled.verdict, reason)
     if irreplaceable:
@@ -294,12 +303,12 @@ def _refused(verdict: Verdict, terms: Terms, *, advice: str = "") -> LowConfiden
     return refused
 
 
-def _recorded(outcome: Outcome[A], terms: Terms) -> Outcome[A]:
+def _recorded(outcome: Outcome[A], terms: Terms, *, target_seconds: float | None = None) -> Outcome[A]:
     """The outcome, its decision logged and notified."""
     if terms.log is not None:
-        calibration, facts = terms.policy.calibration, None
+        calibration, facts = terms.policy.calibration, Facts(target_seconds=target_seconds)
         if calibration is not None and calibration.is_about_answers:
-            facts = Facts(alpha=calibration.alpha, delta=calibration.delta)
+            facts = replace(facts, alpha=calibration.alpha, delta=calibration.delta)
         decision_id = terms.log.write(outcome.verdict, seconds=current_stop().elapsed, facts=facts)
         outcome = replace(outcome, verdict=outcome.verdict.revised(decision_id=decision_id))
     if terms.notify is not None:

@@ -115,14 +115,15 @@ def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
     return with_promise(decided.revised(**changes))
 
 
-def external(text: str, *, tool_calls: tuple[ToolCall, ...] = (), estimator: str = UNSCORED) -> Verdict:
-    """The verdict on the answer of a target that carries no score."""
+def external(text: str, *, tool_calls: tuple[ToolCall, ...] = (), estimator: str = UNSCORED, **facts: Any) -> Verdict:
+    """The verdict on the answer of a target that carries no score; `facts` are further fields."""
     return unscored(
         text,
         reason="the escalation target cannot be scored; its answer is outside any promise",
         model="external",
         estimator=estimator,
         tool_calls=tool_calls,
+        **facts,
     )
 
 

@@ -65,9 +65,8 @@ class Answer:
 
     `logprobs` are entries in OpenAI's form, None where the request wants none. `completion_tokens` is None where the
     other server does not count them; `together` counts those of all answers to the request, where it counts no single
-    answer. `pieces` are the text that each token adds, where a client's cuts are still to be made. `extra` are another
-    server's fields, passed on unchanged. `reasoning` is the text that another server wrote before the
-    answer: None for no reasoning, "" where its text is not known.
+    answer. `pieces` are the text that each token adds, where a client's cuts are still to be made. `reasoning` is the
+    text that another server wrote before the answer: None for no reasoning, "" where its text is not known.
     """
 
     text: str
@@ -78,7 +77,6 @@ class Answer:
     completion_tokens: int | None = None
     together: int | None = None
     pieces: tuple[str, ...] | None = None
-    extra: Mapping[str, Any] | None = None
     reasoning: str | None = None
 
 
@@ -141,11 +139,11 @@ def part_of(verdict: Verdict, answer: Answer, ranges: Sequence[tuple[int, int]])
         pairs = zip(answer.tool_calls, verdict.tool_calls, strict=True)
         calls = tuple(replace(call, arguments=own.arguments) for call, own in pairs)
         ended = "tool_calls" if calls else "stop"
-        return Answer(text=verdict.text, tool_calls=calls, finish_reason=ended, prompt_tokens=answer.prompt_tokens)
+        # How many tokens were written would tell the length of what null stands for.
+        return Answer(text=verdict.text, tool_calls=calls, finish_reason=ended, completion_tokens=0)
     return Answer(
         text=verdict.text,
         finish_reason="stop",  # "length" would tell, with the tokens that are counted, how many were withheld
-        prompt_tokens=answer.prompt_tokens,
         completion_tokens=sum(one.tokens for one in verdict.sentences if one.action == "deliver"),
         pieces=None if answer.pieces is None else pieces_of(answer.pieces, ranges),
     )
@@ -196,8 +194,15 @@ class Cuts:
         A tool call goes out whole or not at all. `finish_reason` is OpenAI's: "length" where the limit ended the
         answer, and "stop" where a string did.
         """
-        pieces, tokens = answer.pieces or (), answer.completion_tokens
-        text, tokens, finish = self._cut(answer.text, pieces, tokens or 0)
+        text, pieces, finish = answer.text, answer.pieces or (), None
+        count = len(pieces)
+        if self.max_tokens is not None and max(count, answer.completion_tokens or 0) > self.max_tokens:
+            count = self.max_tokens
+            text, finish = text[: sum(map(len, pieces[:count]))], "length"
+        if places := [place for string in self.stop if (place := text.find(string)) >= 0]:
+            text, finish = text[: min(places)], "stop"
+            lengths = accumulate(map(len, pieces), initial=0)
+            count = next((number for number, length in enumerate(lengths) if length >= len(text)), count)
         if finish is None:
             return verdict, answer
         left = replace(
@@ -205,40 +210,27 @@ class Cuts:
             text=text,
             tool_calls=(),
             finish_reason=finish,
-            completion_tokens=tokens,
+            completion_tokens=count,
             together=None,
-            logprobs=_left_of(answer.logprobs, pieces, tokens, len(text)),
+            logprobs=_left_of(answer.logprobs, pieces, count, len(text)),
         )
         return _unpromised(verdict, text) if (text, ()) != (answer.text, answer.tool_calls) else verdict, left
 
-    def _cut(self, text: str, pieces: Sequence[str], tokens: int) -> tuple[str, int, str | None]:
-        """A text up to its first cut, the number of its tokens, and why it ends there; None where nothing cuts it."""
-        count, finish = len(pieces), None
-        if self.max_tokens is not None and max(count, tokens) > self.max_tokens:
-            count = self.max_tokens
-            text, finish = text[: sum(map(len, pieces[:count]))], "length"
-        if places := [place for string in self.stop if (place := text.find(string)) >= 0]:
-            text, finish = text[: min(places)], "stop"
-            lengths = accumulate(map(len, pieces), initial=0)
-            count = next((number for number, length in enumerate(lengths) if length >= len(text)), count)
-        return text, count, finish
-
 
 def _unpromised(verdict: Verdict, text: str) -> Verdict:
-    changes: dict[str, Any] = {
-        "text": text,
-        "sentences": tuple(
-            one.model_copy(
-                update={"start": min(one.start, len(text)), "end": min(one.end, len(text)), "promised": False}
-            )
-            for one in verdict.sentences
-        ),
-        "tool_calls": (),
-        "promised": False,
-        "familiar": None if verdict.details.familiar is None else False,
-        "unfamiliar": (*verdict.details.unfamiliar, CUT),
-    }
-    return verdict.revised(**changes)
+    length = len(text)
+    sentences = (
+        one.model_copy(update={"start": min(one.start, length), "end": min(one.end, length), "promised": False})
+        for one in verdict.sentences
+    )
+    return verdict.revised(
+        text=text,
+        sentences=tuple(sentences),
+        tool_calls=(),
+        promised=False,
+        familiar=None if verdict.details.familiar is None else False,
+        unfamiliar=(*verdict.details.unfamiliar, CUT),
+    )
 
 
 def _left_of(

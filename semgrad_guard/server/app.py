@@ -154,6 +154,7 @@ class Routes:
             ("/v1/models/{name:path}", self.model),
             ("/v1/decisions", self.decisions),
             ("/v1/promises", self.promises),
+            ("/v1/savings", self.savings),
         )
         post: tuple[tuple[str, Callable[..., Any], type[BaseModel]], ...] = (
             ("/v1/chat/completions", self.chat, ChatRequest),
@@ -226,6 +227,10 @@ class Routes:
     async def promises(self) -> Mapping[str, Any]:
         """Whether the promises of the calibrations hold, by the grades of answers that were drawn at random."""
         return await asyncio.to_thread(decisions.promises, self._log, current=self._service.calibrations)
+
+    async def savings(self, since: str | None = None) -> Mapping[str, Any]:
+        """What escalating only what is doubtful has saved, and cost."""
+        return await asyncio.to_thread(decisions.savings, self._log, since)
 
     @property
     def _log(self) -> DecisionLog:

@@ -169,7 +169,6 @@ class _Maker:
             terms=terms,
             options=options_of(self.settings),
             target=target,
-            overridable=self.settings.allow_override,
             prompt_limit=self.settings.max_prompt_tokens,
             scores_texts=self.settings.allow_score,
             by_sentence=by_sentence,
@@ -185,7 +184,7 @@ class _Maker:
         if model.memory == Memory():
             model.memory = MEMORY
         model.max_batch = settings.max_batch or ROWS
-        return Scheduler(model, estimator, limit=settings.queue, served=scores_only, by_sentence=by_sentence)
+        return Scheduler(answerer, limit=settings.queue)
 
     def _terms(self, policy: Policy) -> Terms:
         settings, calibration = self.settings, policy.calibration

@@ -183,7 +183,7 @@ def usage(call: Call, outcomes: Sequence[Outcome[Answer]]) -> Json:
     else:
         written = sum(_written(answer, verdict) for answer, verdict in delivered)
     shown = call.served.upstream is None or all(outcome.verdict.shows_draft for outcome in outcomes)
-    read = call.prompt_tokens if shown else 0
+    read = max((outcome.verdict.details.prompt_tokens or 0 for outcome in outcomes), default=0) if shown else 0
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 

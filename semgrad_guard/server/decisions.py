@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.calibration import Calibration
@@ -61,6 +62,19 @@ def promises(log: DecisionLog, *, current: Mapping[str, Calibration]) -> dict[st
             logged[name] = PromiseMonitor(calibration.alpha, calibration.delta).report(calibration_id=name)
     data = [{**one.model_dump(), "words": str(one), "current": name in current} for name, one in logged.items()]
     return {"object": "list", "data": sorted(data, key=lambda one: not one["current"])}
+
+
+def savings(log: DecisionLog, since: str | None) -> dict[str, Any]:
+    """What the decisions since a time have saved and cost, over whole blocks of them.
+
+    Raises:
+        InputError: the time cannot be read.
+        DecisionLogError: it cannot be read.
+    """
+    log.flush()
+    found = log.database.savings(since=parse_since(since or "7d"))
+    spent = {action: asdict(one) for action, one in found.spent.items()}
+    return {"object": "savings", "requests": found.counts, "sums": spent, "words": found.words()}
 
 
 def _listed(decision: Decision, feedback: Feedback | None) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import hmac
 import ipaddress
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -96,61 +95,57 @@ class Gate:
         self._inside = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let one request in, or answer it here."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        try:
-            entry = self._checked(scope, receive)
-        except HttpError as problem:
-            await problem.response(scope, receive, send)
-            return
-        try:
-            await self._answered(scope, entry, send)
-        finally:
-            self._inside -= entry.counted
-
-    def _checked(self, scope: Scope, receive: Receive) -> _Entry:
-        headers, path = Headers(scope=scope), scope["path"].removeprefix(scope.get("root_path", ""))  # as routed
-        self._check_host(scope["method"], headers, path)
-        if path not in self._open_paths and not self._keys.open_to(headers.get("authorization")):
-            challenge = {"www-authenticate": "Bearer"}
-            raise HttpError(401, "invalid_api_key", "send the header Authorization: Bearer KEY", headers=challenge)
-        entry = _Entry(receive, partial(self.enter, limited=path not in _HEALTH))
-        if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
-            entry.enter()  # a route need not read such a body
-        return entry
-
-    def enter(self, *, limited: bool) -> None:
-        """Count one more whole request.
-
-        Raises:
-            HttpError: it is one too many.
-        """
-        if limited and self._inside >= self._connections:
-            text = f"{self._inside} requests are being answered, which is the limit; try again later"
-            raise HttpError(503, "too_many_connections", text, headers={"retry-after": "1"})
-        self._inside += 1
-
-    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on.
+        """Let one request in, or answer it here.
 
         A bug ends here: servers would log it with its text, which may be a client's. So does a cancellation, which
         comes when the time to finish running requests is over: servers would answer it as if it were a bug.
         """
-        begun = False
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, path = Headers(scope=scope), scope["path"].removeprefix(scope.get("root_path", ""))  # as routed
+        is_inside = begun = False
 
-        async def noting(message: Message) -> None:
+        def enter() -> None:
+            nonlocal is_inside
+            if not is_inside:
+                self._require_room(path)
+                self._inside += 1
+                is_inside = True
+
+        async def receiving() -> Message:
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                enter()
+            return message
+
+        async def sending(message: Message) -> None:
             nonlocal begun
             begun = True
             await send(message)
 
         try:
-            await self._app(scope, receive, noting)
+            self._check_host(scope["method"], headers, path)
+            self._check_key(headers, path)
+            if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+                enter()  # a route need not read such a body
+            await self._app(scope, receiving, sending)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - see above
             problem = self._report(ENDING if isinstance(error, asyncio.CancelledError) else error)
             if not begun:
                 await problem.response(scope, receive, send)
+        finally:
+            self._inside -= is_inside
+
+    def _require_room(self, path: str) -> None:
+        if path not in _HEALTH and self._inside >= self._connections:
+            text = f"{self._inside} requests are being answered, which is the limit; try again later"
+            raise HttpError(503, "too_many_connections", text, headers={"retry-after": "1"})
+
+    def _check_key(self, headers: Headers, path: str) -> None:
+        if path not in self._open_paths and not self._keys.open_to(headers.get("authorization")):
+            challenge = {"www-authenticate": "Bearer"}
+            raise HttpError(401, "invalid_api_key", "send the header Authorization: Bearer KEY", headers=challenge)
 
     def _check_host(self, method: str, headers: Headers, path: str) -> None:
         """Refuse foreign names.
@@ -169,26 +164,6 @@ class Gate:
             raise HttpError(421, "unknown_host", "this server does not have that name; see --allow-host")
         if origin is not None and method != "OPTIONS" and _host_of(origin) not in self._hosts:
             raise HttpError(403, "foreign_origin", "pages from elsewhere may not use this server; see --allow-host")
-
-
-class _Entry:
-    """The messages of one request, which is counted when its last one has come; `counted` is 1 from then on."""
-
-    def __init__(self, receive: Receive, count: Callable[[], None]) -> None:
-        self._receive, self._count = receive, count
-        self.counted = 0
-
-    async def __call__(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "http.request" and not message.get("more_body", False):
-            self.enter()
-        return message
-
-    def enter(self) -> None:
-        """Count the request, once."""
-        if not self.counted:
-            self._count()
-            self.counted = 1
 
 
 def _name(host: str) -> str:

@@ -7,7 +7,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -101,20 +101,15 @@ class ConnectionLimits:
     taking_seconds: float = 60.0
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """The connections of one server without a whole request, in the order in which they began to wait."""
-
-    limits: ConnectionLimits
-    connections: dict[Connection, None] = field(default_factory=dict["Connection", None])
-
-
 class Connection(H11Protocol):
-    """HTTP/1.1 with limits of time; uvicorn has one for idle connections alone, which each byte extends."""
+    """HTTP/1.1 with limits of time; uvicorn has one for idle connections alone, which each byte extends.
 
-    def __init__(self, waiting: Waiting, **arguments: Any) -> None:
+    `waiting` are the server's connections without a whole request, in the order in which they began to wait.
+    """
+
+    def __init__(self, limits: ConnectionLimits, waiting: dict[Connection, None], **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._limits, self._waiting = waiting.limits, waiting.connections
+        self._limits, self._waiting = limits, waiting
         self._head: asyncio.TimerHandle | None = None
         self._taking: asyncio.TimerHandle | None = None
 
@@ -150,9 +145,7 @@ class Connection(H11Protocol):
     def resume_writing(self) -> None:
         """The client has read something."""
         super().resume_writing()
-        if self._taking is not None:
-            self._taking.cancel()
-            self._taking = None
+        self._taking = _ended(self._taking)
 
     def hang_up(self) -> None:
         """Close it at once: the client will not read the rest."""
@@ -166,7 +159,7 @@ class Connection(H11Protocol):
 
     def _wait(self) -> None:
         if self._is_answering:
-            self._stop_timer()  # the application limits the time of a body
+            self._head = _ended(self._head)  # the application limits the time of a body
             if cast("Any", self.cycle).more_body:
                 self._waiting.setdefault(self)
             else:
@@ -177,12 +170,12 @@ class Connection(H11Protocol):
 
     def _stop_waiting(self) -> None:
         self._waiting.pop(self, None)
-        self._stop_timer()
+        self._head = _ended(self._head)
 
-    def _stop_timer(self) -> None:
-        if self._head is not None:
-            self._head.cancel()
-            self._head = None
+
+def _ended(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
 
 
 class _Announced(uvicorn.Server):
@@ -201,7 +194,7 @@ class _Announced(uvicorn.Server):
 
 def server_of(app: FastAPI, limits: ConnectionLimits, *, started: Callable[[], None] = lambda: None) -> uvicorn.Server:
     """A server of an application. `started` is called when it has begun."""
-    http: Any = partial(Connection, Waiting(limits))
+    http: Any = partial(Connection, limits, dict[Connection, None]())
     config = uvicorn.Config(
         app,
         http=http,

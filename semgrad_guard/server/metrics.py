@@ -15,7 +15,8 @@ from prometheus_client.registry import Collector
 import semgrad_guard
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.promise import State
-from semgrad_guard.records import Verdict
+from semgrad_guard.decision_log.savings import BLOCK
+from semgrad_guard.records import Verdict, VerdictDetails
 from semgrad_guard.server.scheduler import ModelQueue
 
 if TYPE_CHECKING:  # it needs the extra `log`
@@ -45,6 +46,13 @@ class Metrics:
         self._unscored = counter("semgrad_guard_unscored", "Answers without a score.", ["model"])
         self._errors = counter("semgrad_guard_errors", "Requests that were answered with an error.", ["code"])
         self._tokens = counter("semgrad_guard_tokens", "Tokens of prompts and of delivered answers.", ["model", "kind"])
+        saved = "Tokens of prompts and answers that were not sent to an escalation target."
+        self._saved = counter("semgrad_guard_saved_tokens", saved, ["model", "kind"])
+        target = "Tokens of prompts and answers of an escalation target, as far as it counts them."
+        self._target = counter("semgrad_guard_target_tokens", target, ["model", "kind"])
+        drafts = f"Tokens of drafts that were escalated; {BLOCK} drafts are added at once."
+        self._drafts = counter("semgrad_guard_draft_tokens", drafts, ["model"])
+        self._waiting = dict[str, list[int]]()
         delivered = "Uncertainty of delivered answers."
         self._uncertainty = histogram("semgrad_guard_uncertainty", delivered, ["model"], buckets=_SCORES)
         scoring = "Time of scoring delivered answers."
@@ -62,12 +70,26 @@ class Metrics:
             self._flagged.labels(model).inc()
         if verdict.uncertainty is None:
             self._unscored.labels(model).inc()
+        if verdict.escalated is not None:
+            self._escalated(model, verdict.details.scored_tokens, verdict.escalated.details)
         if not verdict.shows_draft:
             return
+        self._saved.labels(model, "prompt").inc(verdict.details.prompt_tokens or 0)
+        self._saved.labels(model, "completion").inc(verdict.details.scored_tokens)
         if verdict.uncertainty is not None:
             self._uncertainty.labels(model).observe(verdict.uncertainty)
         if verdict.details.scoring_ms is not None:
             self._seconds.labels(model).observe(verdict.details.scoring_ms / 1000)
+
+    def _escalated(self, model: str, tokens: int, target: VerdictDetails) -> None:
+        """Of one draft nothing is counted before there are others."""
+        self._target.labels(model, "prompt").inc(target.prompt_tokens or 0)
+        self._target.labels(model, "completion").inc(target.answer_tokens or target.scored_tokens)
+        waiting = self._waiting.setdefault(model, [])
+        waiting.append(tokens)
+        if len(waiting) == BLOCK:
+            self._drafts.labels(model).inc(sum(waiting))
+            waiting.clear()
 
     @contextmanager
     def working(self, model: str) -> Generator[None]:

@@ -21,7 +21,6 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.records import Message, ToolCall
 from semgrad_guard.server.answers import Cuts
 from semgrad_guard.server.errors import problem_of
-from semgrad_guard.settings import Mode, Threshold, Timeout
 
 DEPTH = 64
 """How deeply a body may be nested."""
@@ -36,11 +35,13 @@ _SWITCHES = frozenset({"enable_thinking", "thinking"})
 """Names of chat templates' switch for thinking: either turns it, whatever the template's own name is."""
 
 
-class _Sent(BaseModel):
+class Sent(BaseModel):
+    """A part of a request; further fields are refused."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Function(_Sent):
+class Function(Sent):
     """A tool's description."""
 
     name: StrictStr = Field(min_length=1, max_length=256)
@@ -49,7 +50,7 @@ class Function(_Sent):
     strict: StrictBool | None = None
 
 
-class Tool(_Sent):
+class Tool(Sent):
     """A tool that the model may call."""
 
     type: Literal["function"]
@@ -102,19 +103,15 @@ class ChatMessage(_Earlier):
         return Message(role, text, tool_calls=calls, tool_call_id=short_id(self.tool_call_id), name=self.name)
 
 
-class StreamOptions(_Sent):
+class StreamOptions(Sent):
     """The parts of a stream next to the answer."""
 
     include_usage: StrictBool = False
     include_obfuscation: StrictBool | None = None
 
 
-class Overrides(_Sent):
-    """The guard's settings for one request, as far as the operator allows them."""
-
-    mode: Mode | None = None
-    threshold: Threshold = None
-    timeout: Timeout = None
+class NoSettings(Sent):
+    """The guard's settings for one request: there are none, as no request changes a decision."""
 
 
 class ChatRequest(BaseModel):
@@ -141,7 +138,7 @@ class ChatRequest(BaseModel):
     top_k: StrictInt | None = Field(default=None, ge=0)
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: StrictStr | None = Field(default=None, max_length=32)
-    semgrad_guard: Overrides | None = None
+    semgrad_guard: NoSettings | None = None
 
     @property
     def count(self) -> int:
@@ -154,9 +151,11 @@ class ChatRequest(BaseModel):
         return self.messages[-1].role == "assistant"
 
     @property
-    def overrides(self) -> dict[str, Any]:
-        """The guard's settings for this request, by name."""
-        return {} if self.semgrad_guard is None else self.semgrad_guard.model_dump(exclude_none=True)
+    def question(self) -> str | None:
+        """The user's last message; None where it is no text."""
+        users = (message for message in reversed(self.messages) if message.role == "user")
+        content = next(users, self.messages[-1]).content
+        return content if isinstance(content, str) else None
 
     @property
     def with_usage(self) -> bool:
@@ -260,7 +259,7 @@ class ChatRequest(BaseModel):
         return self.response_format is not None and self.response_format.get("type") in ("json_schema", "json_object")
 
 
-class ScoreRequest(_Sent):
+class ScoreRequest(Sent):
     """The body of POST /v1/score: a text, as the answer to a conversation."""
 
     model: StrictStr | None = None
@@ -270,7 +269,7 @@ class ScoreRequest(_Sent):
     cut: StrictBool = False
 
 
-class FeedbackRequest(_Sent):
+class FeedbackRequest(Sent):
     """The body of POST /v1/feedback: whether a delivered answer was right. The log knows whether it drew it."""
 
     decision_id: StrictStr = Field(min_length=1, max_length=64)
@@ -278,7 +277,7 @@ class FeedbackRequest(_Sent):
     grader: StrictStr | None = Field(default=None, max_length=128)
 
 
-class DecisionsRequest(_Sent):
+class DecisionsRequest(Sent):
     """The query of GET /v1/decisions. `since` is as for the command; `after` names a decision."""
 
     since: str | None = Field(default=None, max_length=64)

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Self, cast
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 from semgrad_guard.adapters.calls import reasoning_of, tells_reasoning
 from semgrad_guard.errors import InputError, UpstreamError
@@ -73,7 +70,7 @@ class RemoteServer:
             UpstreamError: there is no answer that can be read.
         """
         async with self.open(_CHAT, body, words=words) as response:
-            return _json(await _limited(response), nan_as_null=self._nan_as_null)
+            return _json(await _body(response), nan_as_null=self._nan_as_null)
 
     async def chat_stream(self, body: Mapping[str, Any], *, words: bool = True) -> AsyncGenerator[dict[str, Any]]:
         """The chunks of a streamed chat completion, to its proper end: a reason why the answer has ended.
@@ -187,7 +184,7 @@ async def _pieces(response: httpx.Response) -> AsyncIterator[bytes]:
         yield piece
 
 
-async def _limited(response: httpx.Response) -> bytes:
+async def _body(response: httpx.Response) -> bytes:
     return b"".join([piece async for piece in _pieces(response)])
 
 
@@ -208,7 +205,7 @@ async def _refusal(response: httpx.Response, *, words: bool, sent: Mapping[str, 
     status, message, param = response.status_code, "", None
     if words and status in (400, 404, 413, 422):
         with suppress(UpstreamError, KeyError, TypeError):
-            body: Any = _json(await _limited(response))
+            body: Any = _json(await _body(response))
             message = ": " + _PLACE.sub("...", str(body["error"]["message"]))[:_MESSAGE]
             param = body["error"]["param"]
     return UpstreamError(
@@ -220,15 +217,9 @@ async def _refusal(response: httpx.Response, *, words: bool, sent: Mapping[str, 
 
 
 def _retry_after(headers: httpx.Headers) -> int | None:
-    """The seconds of a Retry-After header, which holds a number or a date; None without one."""
+    """The seconds of a Retry-After header; None without one, or where it holds a date."""
     value = headers.get("retry-after", "").strip()
-    if value.isascii() and value.isdigit():
-        return min(int(value[:6]), _LONGEST_WAIT)
-    try:
-        seconds = (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return max(1, min(math.ceil(seconds), _LONGEST_WAIT))
+    return min(int(value[:6]), _LONGEST_WAIT) if value.isascii() and value.isdigit() else None
 
 
 # Its answers.
@@ -241,14 +232,6 @@ class Sent(BaseModel):
 
 
 class SentFunction(Sent):
-    """A call, or its part that has come so far."""
-
-    id: StrictStr = ""
-    name: StrictStr = ""
-    arguments: StrictStr = ""
-
-
-class SentNames(Sent):
     """A function's name and arguments; pieces of them in a stream."""
 
     name: StrictStr | None = None
@@ -260,7 +243,7 @@ class SentCall(Sent):
 
     index: StrictInt | None = None
     id: StrictStr | None = None
-    function: SentNames | None = None
+    function: SentFunction | None = None
 
 
 class SentMessage(Sent):
@@ -279,11 +262,6 @@ class SentMessage(Sent):
     reasoning: Any = None
     thinking: Any = None
 
-    @property
-    def thought(self) -> str | None:
-        """Its reasoning; "" where only its existence is known, None where there is no sign of it."""
-        return reasoning_of(dict(self))
-
 
 class SentLogprobs(Sent):
     """Log-probabilities in OpenAI's form; they are passed on."""
@@ -299,44 +277,35 @@ class SentUsage(Sent):
     prompt_tokens: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None
     completion_tokens: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None
 
-    @property
-    def reasoned(self) -> bool:
-        """Whether some of the tokens were reasoning."""
-        return tells_reasoning(dict(self))
-
 
 class SentChoice(Sent):
-    """One answer."""
-
-    message: SentMessage
-    finish_reason: StrictStr | None = None
-    logprobs: SentLogprobs | None = None
-
-
-class SentCompletion(Sent):
-    """A whole completion."""
-
-    choices: list[SentChoice]
-    usage: SentUsage | None = None
-
-
-class SentDelta(Sent):
-    """A piece of one answer."""
+    """One answer, or a piece of it in a stream."""
 
     index: StrictInt = 0
-    delta: SentMessage | None = None
+    message: SentMessage | None = Field(default=None, validation_alias=AliasChoices("message", "delta"))
     finish_reason: StrictStr | None = None
     logprobs: SentLogprobs | None = None
 
 
-class SentChunk(Sent):
-    """A chunk of a stream; the last one may hold no answer, and the tokens that were used."""
+class SentBody(Sent):
+    """A completion, or a chunk of one; the last chunk may hold no answer, and the tokens that were used."""
 
-    choices: list[SentDelta] | None = None
+    choices: list[SentChoice] | None = None
     usage: SentUsage | None = None
 
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> SentBody:
+        """A body, read.
 
-S = TypeVar("S", bound=Sent)
+        Raises:
+            UpstreamError: it cannot be read.
+        """
+        try:
+            sent = cls.model_validate(body)
+            sent.model_dump_json()  # half a character is not text
+        except (ValueError, RecursionError) as error:
+            raise UpstreamError("the upstream sent an answer that cannot be read") from error
+        return sent
 
 
 def answers_in(body: Mapping[str, Any], count: int) -> list[Answer]:
@@ -345,53 +314,78 @@ def answers_in(body: Mapping[str, Any], count: int) -> list[Answer]:
     Raises:
         UpstreamError: it holds another number of them, or cannot be read.
     """
-    sent = read(SentCompletion, body)
-    if len(sent.choices) != count:
-        raise UpstreamError(f"the upstream sent {len(sent.choices)} answers, and {count} were requested")
-    usage = sent.usage or SentUsage()
-    return [_answer(choice, usage, alone=count == 1) for choice in sent.choices]
+    sent = SentBody.read(body)
+    choices = sent.choices or ()
+    if len(choices) != count or any(choice.message is None for choice in choices):
+        raise UpstreamError(f"the upstream sent {len(choices)} answers, and {count} were requested")
+    return [RemoteText.of(choice).answer(sent.usage, alone=count == 1) for choice in choices]
 
 
-def _answer(choice: SentChoice, usage: SentUsage, *, alone: bool) -> Answer:
-    message = choice.message
-    sent = [(call.id, call.function or SentNames()) for call in message.tool_calls or ()]
-    calls = [SentFunction(id=id or "", name=of.name or "", arguments=of.arguments or "") for id, of in sent]
-    return Answer(
-        text=message.content or message.refusal or "",
-        tool_calls=tuple(map(call_of, calls)),
-        finish_reason=choice.finish_reason or "stop",
-        logprobs=None if choice.logprobs is None else choice.logprobs.content,
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens if alone else None,
-        together=None if alone else usage.completion_tokens,
-        reasoning="" if message.thought is None and usage.reasoned else message.thought,
-    )
+class RemoteText:
+    """An answer of another server, put together from its pieces; a whole one is a single piece."""
+
+    def __init__(self) -> None:
+        self.text, self.logprobs = "", list[dict[str, Any]]()
+        self.reasoning: str | None = None
+        self.calls = list[SentCall]()
+        self._finish, self._places = "stop", dict[int | None, int]()
+
+    @classmethod
+    def of(cls, choice: SentChoice) -> Self:
+        """A whole answer."""
+        made = cls()
+        made.text = made.add(choice)
+        made.calls = list((choice.message and choice.message.tool_calls) or ())  # which need neither numbers nor ids
+        return made
+
+    def add(self, choice: SentChoice) -> str:
+        """Take in a piece: its text, which is the caller's to add, as far as it is delivered."""
+        message = choice.message or SentMessage()
+        self._finish = choice.finish_reason or self._finish
+        if (thought := reasoning_of(dict(message))) is not None:
+            self.reasoning = (self.reasoning or "") + thought
+        self.logprobs += (choice.logprobs and choice.logprobs.content) or []
+        for call in message.tool_calls or ():
+            self._add_call(call)
+        return message.content or message.refusal or ""
+
+    def answer(self, usage: SentUsage | None, *, alone: bool = True) -> Answer:
+        """The answer; the tokens are those of several together, unless it is `alone`.
+
+        Raises:
+            UpstreamError: one of its calls cannot be read.
+        """
+        used = usage or SentUsage()
+        return Answer(
+            text=self.text,
+            tool_calls=tuple(map(_call, self.calls)),
+            finish_reason=self._finish,
+            logprobs=self.logprobs or None,
+            prompt_tokens=used.prompt_tokens,
+            completion_tokens=used.completion_tokens if alone else None,
+            together=None if alone else used.completion_tokens,
+            reasoning="" if self.reasoning is None and tells_reasoning(dict(used)) else self.reasoning,
+        )
+
+    def _add_call(self, sent: SentCall) -> None:
+        """Add a piece to its call. Some servers number no call (Gemini's), or all alike: a new id is a new call."""
+        place = self._places.get(sent.index, -1)
+        if place < 0 or (sent.id and self.calls[place].id not in (None, "", sent.id)):
+            place = self._places[sent.index] = len(self.calls)
+            self.calls.append(SentCall())
+        known, more = self.calls[place].function or SentFunction(), sent.function or SentFunction()
+        function = SentFunction(
+            name=(known.name or "") + (more.name or ""), arguments=(known.arguments or "") + (more.arguments or "")
+        )
+        self.calls[place] = SentCall(id=sent.id or self.calls[place].id, function=function)
 
 
-def call_of(sent: SentFunction) -> ToolCall:
-    """A call that is complete.
-
-    Raises:
-        UpstreamError: it cannot be read.
-    """
+def _call(sent: SentCall) -> ToolCall:
+    function = sent.function or SentFunction()
     try:
-        arguments: Any = json.loads(sent.arguments or "{}")
+        arguments: Any = json.loads(function.arguments or "{}")
     except (ValueError, RecursionError) as error:
         raise UpstreamError("the upstream sent a tool call whose arguments are not JSON") from error
-    if not isinstance(arguments, dict) or not sent.name:
+    if not isinstance(arguments, dict) or not function.name:
         raise UpstreamError("the upstream sent a tool call that cannot be read")
-    return ToolCall(sent.name, cast("dict[str, Any]", arguments), sent.id or None)
-
-
-def read(kind: type[S], body: Mapping[str, Any]) -> S:
-    """A body as one of the records above.
-
-    Raises:
-        UpstreamError: it cannot be read.
-    """
-    try:
-        sent = kind.model_validate(body)
-        sent.model_dump_json()  # half a character is not text
-    except (ValueError, RecursionError) as error:
-        raise UpstreamError("the upstream sent an answer that cannot be read") from error
-    return sent
+    return ToolCall(function.name, cast("dict[str, Any]", arguments), sent.id or None)

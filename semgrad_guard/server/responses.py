@@ -19,6 +19,7 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.server.answers import KEY, SENTENCE_KEY
 from semgrad_guard.server.completions import Json, Translation, require_none_of
 from semgrad_guard.server.errors import HttpError
+from semgrad_guard.server.protocol import Sent
 
 _NAMES: Mapping[str, str] = {
     "messages": "input",
@@ -37,11 +38,7 @@ _KEPT_NOWHERE = ("previous_response_id", "conversation", "prompt", "background")
 _LOGPROBS = "message.output_text.logprobs"
 
 
-class _Sent(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class TextFormat(_Sent):
+class TextFormat(Sent):
     """The form of the text; that of JSON has a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -51,14 +48,14 @@ class TextFormat(_Sent):
     form: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
-class TextSettings(_Sent):
+class TextSettings(Sent):
     """The text of the answer."""
 
     format: TextFormat | None = None
     verbosity: StrictStr | None = None
 
 
-class Reasoning(_Sent):
+class Reasoning(Sent):
     """The reasoning before the answer; it is delivered whole, and no summary is written."""
 
     effort: StrictStr | None = None

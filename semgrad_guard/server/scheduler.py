@@ -4,11 +4,9 @@ of another server's model."""
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
-import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+import re
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -17,20 +15,16 @@ from semgrad_guard.engine.answers.sentences import Segment
 from semgrad_guard.engine.answers.text import Piece
 from semgrad_guard.engine.answers.worker import Batching
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
-from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import AnswerCancelledError, InputError, QueueFullError
-from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard import Draft, OnDoubt, Work, ain_time, cancelling, read_off_loop
-from semgrad_guard.guard.reported import ReportedScorer
+from semgrad_guard.guard import Answerer, Draft, Iterated, Work, ain_time, cancelling, read_off_loop
+from semgrad_guard.guard.reported import ReportedScorer, prompt_of
 from semgrad_guard.server.answers import Answer
-from semgrad_guard.server.writing import AnswerRequest, ForeignText, Writer, token_pieces
+from semgrad_guard.server.writing import AnswerRequest, Assignment, ForeignText, judged, segments, token_pieces
 
 T = TypeVar("T")
-logger = logging.getLogger("semgrad_guard.server")
-_FIRST_GUESS = 5.0
-"""Seconds from one finished request to the next, as long as none has been seen."""
-_WEIGHT = 0.2
+RETRY = 5
+"""Seconds after which a client that was refused may try again."""
 _ENDING = "the server is shutting down; try again later"
 _NO_MODEL = "this server has no model of its own: it scores the answers of its upstream alone; see --scorer"
 
@@ -70,6 +64,10 @@ class ModelQueue:
         """
         raise InputError(_NO_MODEL)
 
+    def live(self, request: AnswerRequest) -> LiveAnswers:
+        """An answer that is being written."""
+        return LiveAnswers(self, request)
+
     async def judged(self, text: ForeignText) -> Draft[None]:
         """A text from elsewhere with its score, or without one; the record has the same form."""
         raise InputError(_NO_MODEL)
@@ -82,6 +80,10 @@ class ModelQueue:
         """
         raise InputError(_NO_MODEL)
 
+    async def pieces(self, text: str) -> tuple[str, ...]:
+        """The text that each token of a text from elsewhere adds."""
+        raise InputError(_NO_MODEL)
+
     def close(self) -> None:
         """Refuse the requests that wait, and stop."""
 
@@ -92,38 +94,22 @@ class Scheduler(ModelQueue):
     Requests are read in a thread of their own, in the order of their arrival: neither HTTP nor the model waits for it.
 
     Args:
-        model: the model.
-        estimator: scores its answers.
+        answerer: the model, and how its answers are scored.
         limit: how many requests may wait; one more is refused.
-        served: the model scores the texts of another server, and writes none itself.
-        by_sentence: the action at a doubtful sentence; None: whole answers are judged.
-
-    `batching` is None until the model was examined, which begins at once.
 
     Raises:
         EmptyLayerSpanError: the estimator has no layers to differentiate by in this model.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        estimator: Estimator,
-        *,
-        limit: int = 64,
-        served: bool = False,
-        by_sentence: OnDoubt | None = None,
-    ) -> None:
-        if estimator.objective.gradients:
-            estimator.objective.span(model.n_layers)  # refused here, and not at each request
-        self.model, self.estimator, self.limit = model, estimator, limit
-        self.name, self.estimator_name = model.name, estimator.name
-        self._writer = Writer(model, estimator, served=served, by_sentence=by_sentence)
+    def __init__(self, answerer: Answerer, *, limit: int = 64) -> None:
+        self.answerer, self.model, self.limit = answerer, answerer.model, limit
+        self.name, self.estimator_name = self.model.name, answerer.estimator.name
+        if (objective := answerer.estimator.objective).gradients:
+            objective.span(self.model.n_layers)  # refused here, and not at each request
         self._open: dict[Stop, Ticket[Any] | None] = {}
         self._reader = ThreadPoolExecutor(1, "semgrad-guard-reader")
         self._closed = False
-        self._seconds_each, self._since = _FIRST_GUESS, time.monotonic()
-        if self.batching is None:  # before a request waits for it; a failure is tried again with the first request
-            model.worker.run(lambda: model.worker.look(model)).add_done_callback(_note_failure)
+        self.model.worker.run(lambda: self.model.worker.look(self.model)).outcome()
 
     @property
     def batching(self) -> Batching | None:
@@ -138,16 +124,15 @@ class Scheduler(ModelQueue):
         return self._closed or self.depth >= self.limit
 
     async def answer(self, request: AnswerRequest) -> list[Draft[Answer]]:
-        return await self._submit(lambda: self._writer.submit(request))
+        return await self._submit(lambda: Assignment.of(request, self.answerer).submit())
 
     async def judged(self, text: ForeignText) -> Draft[None]:
-        return await self.work(lambda: self._writer.judged(text))
+        return await self.work(lambda: judged(text, self.answerer))
 
     async def segments(self, text: ForeignText, by: By) -> list[tuple[Segment, float | None]]:
-        return await self.work(lambda: self._writer.segments(text, by))
+        return await self.work(lambda: segments(text, by, self.answerer))
 
     async def pieces(self, text: str) -> tuple[str, ...]:
-        """The text that each token of a text from elsewhere adds."""
         return await self.work(lambda: token_pieces(self.model, text))
 
     async def work(self, work: Callable[[], T]) -> T:
@@ -162,8 +147,6 @@ class Scheduler(ModelQueue):
     async def _submit(self, make: Callable[[], Ticket[T]]) -> T:
         self._require_room()
         stop = Stop()
-        if not self._open:
-            self._since = time.monotonic()
         self._open[stop] = None
         try:
             with stopping(stop), cancelling(stop):
@@ -173,7 +156,6 @@ class Scheduler(ModelQueue):
 
     async def _result(self, make: Callable[[], Ticket[T]], stop: Stop) -> T:
         ticket = await read_off_loop(make, readers=self._reader)
-        ticket.add_done_callback(self._note_pace)
         self._open[stop] = ticket
         return await asyncio.wrap_future(ticket)
 
@@ -181,16 +163,10 @@ class Scheduler(ModelQueue):
         if self._closed:
             raise AnswerCancelledError(_ENDING)
         if self.depth >= self.limit:
-            seconds = self.retry_after()
             raise QueueFullError(
-                f"{self.depth} requests wait for {self.model.name} already, which is the limit. Try again "
-                f"in {seconds} s",
-                retry_after=seconds,
+                f"{self.depth} requests wait for {self.model.name} already, which is the limit; try again later",
+                retry_after=RETRY,
             )
-
-    def retry_after(self) -> int:
-        """Whole seconds after which there should be room again, at least 1."""
-        return max(1, math.ceil(self._seconds_each * (self.depth + 1)))
 
     def close(self) -> None:
         """Refuse the requests that wait, stop those in work, and return once the model works for none of them."""
@@ -203,61 +179,39 @@ class Scheduler(ModelQueue):
             ticket.refuse(AnswerCancelledError(_ENDING))
         wait(tickets)
 
-    def _note_pace(self, _: object) -> None:
-        now = time.monotonic()
-        self._seconds_each += _WEIGHT * (now - self._since - self._seconds_each)
-        self._since = now
 
+class LiveAnswers(Iterated[Piece]):
+    """An answer that a model of this server is writing: its pieces, then its scored draft (`Live`)."""
 
-def _note_failure(looked: Future[Any]) -> None:
-    error = looked.exception()
-    if error is not None and not isinstance(error, AnswerCancelledError):  # by the end of the process
-        logger.warning("the model could not be looked at; the next request tries again: %r", error)
+    def __init__(self, queue: ModelQueue, request: AnswerRequest) -> None:
+        super().__init__(amake=self._shown)
+        self._queue, self._request = queue, request
+        self._drafts = list[Draft[Answer]]()
 
+    async def _shown(self) -> AsyncGenerator[Piece]:
+        pieces = Pieces[Piece]()
 
-class LiveAnswers:
-    """An answer that is being written, on the event loop: its pieces, then its scored draft (`Live`)."""
+        def on_piece(piece: Piece) -> None:
+            current_stop().check()
+            pieces.put(piece)
 
-    def __init__(self, scheduler: ModelQueue, request: AnswerRequest) -> None:
-        self._scheduler, self._request = scheduler, request
-        self._pieces = Pieces[Piece]()
-        self._task: asyncio.Task[list[Draft[Answer]]] | None = None
-
-    def next(self) -> Work:
-        """As `Live.next`."""
-        return Work.awaited(self._next)
+        task = asyncio.ensure_future(self._queue.answer(replace(self._request, on_piece=on_piece)))
+        task.add_done_callback(lambda _: pieces.end())
+        try:
+            while (ready := await asyncio.wrap_future(pieces.next())) is not None:
+                for piece in ready:
+                    yield piece
+            self._drafts = await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     def draft(self) -> Work:
         """The whole answer with its score."""
-        return Work.awaited(self._draft)
+        return Work.at_once(lambda: self._drafts[0])
 
-    def close(self) -> Work:
-        """Stop the model; harmless at any time."""
-        return Work.awaited(self._close)
 
-    async def _next(self) -> Sequence[Piece] | None:
-        self._begun()
-        return await asyncio.wrap_future(self._pieces.next())
-
-    def _begun(self) -> asyncio.Task[list[Draft[Answer]]]:
-        if self._task is None:
-
-            def on_piece(piece: Piece) -> None:
-                current_stop().check()
-                self._pieces.put(piece)
-
-            request = replace(self._request, on_piece=on_piece)
-            self._task = asyncio.ensure_future(self._scheduler.answer(request))
-            self._task.add_done_callback(lambda _: self._pieces.end())
-        return self._task
-
-    async def _draft(self) -> Draft[Answer]:
-        return (await self._begun())[0]
-
-    async def _close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+_WORDS = re.compile(r"\s*\S+|\s+$")
 
 
 class ReportedQueue(ModelQueue):
@@ -270,12 +224,20 @@ class ReportedQueue(ModelQueue):
         self.scorer, self.name, self.estimator_name = scorer, scorer.model, scorer.estimator
 
     async def judged(self, text: ForeignText) -> Draft[None]:
-        return Draft(self.scorer.unscored(text.text, text.reason or _NO_MODEL), None)
+        prompt = prompt_of(text.conversation, text.form.tools)
+        if text.reason is not None:
+            return Draft(self.scorer.unscored(text.text, text.reason), None, prompt)
+        verdict = self.scorer.verdict(
+            text.text,
+            text.entries,
+            options=text.options,
+            prompt=prompt,
+            cut=text.cut,
+            reasoning=text.reasoning,
+            is_part=text.is_part,
+        )
+        parts = self.scorer.parts(text.entries, (), text.form.structure)
+        return Draft(verdict.revised(**parts), None, prompt)
 
-
-def logprobs_for(body: Mapping[str, Any], found: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """The log-probabilities that a client's request is about, of those that the score took."""
-    if not body.get("logprobs") or found is None or any(entry.get("logprob") is None for entry in found):
-        return None
-    top = body.get("top_logprobs") or 0
-    return [{**entry, "top_logprobs": list(entry.get("top_logprobs") or ())[:top]} for entry in found]
+    async def pieces(self, text: str) -> tuple[str, ...]:
+        return tuple(_WORDS.findall(text))

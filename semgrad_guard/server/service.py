@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.adapters.traces import EvaluationLog
@@ -21,24 +22,22 @@ from semgrad_guard.guard import (
     Outcome,
     Pending,
     Piece,
-    Policy,
-    Steps,
     StreamSteps,
     Terms,
-    Waiting,
-    Work,
+    aasking,
     arun,
     arun_stream,
     one,
     streamed,
 )
+from semgrad_guard.guard.flow import AsyncAsk
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import KEY, Answer, Cuts, part_of, public_record
 from semgrad_guard.server.errors import HttpError
 from semgrad_guard.server.metrics import Metrics
 from semgrad_guard.server.protocol import ChatRequest, Forwarded, ScoreRequest, forwarded
-from semgrad_guard.server.scheduler import LiveAnswers, ModelQueue
+from semgrad_guard.server.scheduler import ModelQueue
 from semgrad_guard.server.upstream import RemoteTarget, Upstream, UpstreamRequest
 from semgrad_guard.server.writing import AnswerRequest, ForeignText
 
@@ -61,7 +60,6 @@ class ServedModel:
         options: the defaults of generation; `max_tokens` is also the highest that a request may set.
         upstream: the server that writes the drafts, where the model itself does not.
         target: the server that answers in the place of drafts that are not let through.
-        overridable: the settings that requests may change.
         most: how many answers one request may have.
         prompt_limit: how many tokens a prompt may have.
         scores_texts: whether clients may have texts of their own scored where answers are withheld: such a client can
@@ -75,7 +73,6 @@ class ServedModel:
     options: GenerationOptions = field(default_factory=GenerationOptions)
     upstream: Upstream | None = None
     target: RemoteTarget | None = None
-    overridable: frozenset[str] = frozenset()
     most: int = 8
     prompt_limit: int | None = None
     scores_texts: bool = False
@@ -85,11 +82,6 @@ class ServedModel:
     def scores(self) -> bool:
         """Whether clients may have texts of their own scored."""
         return self.scores_texts or not self.terms.withholds
-
-    @property
-    def delivers_parts(self) -> bool:
-        """Whether a part of an answer may be delivered, without its doubtful sentences."""
-        return self.by_sentence is not None
 
     def described(self, created: int) -> dict[str, Any]:
         """The model as GET /v1/models lists it."""
@@ -104,7 +96,6 @@ class ServedModel:
             "escalates": self.target is not None,
             "written_by": "upstream" if self.upstream is not None else "engine",
             "batching": None if self.upstream is not None else self.scheduler.batching,
-            "overridable": sorted(self.overridable),
             "scores_texts": self.scores,
             "reading_prompt": reading_prompt(self.name),
         }
@@ -117,42 +108,28 @@ class ServedModel:
         }
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Call:
-    """One request in work, with its model, its terms, and the tokens of its prompt.
+    """One request in work: its model, its terms, and how another server or our own engine answers it.
 
-    `cuts` are made after the decision; None where the answer is written as the client cuts it.
+    `answer` has scored drafts written, `live` one of them piece by piece. `cuts` are made after the decision; None
+    where the answer is written as the client cuts it.
     """
 
     request: ChatRequest
-    forwarded: Forwarded
     body: Mapping[str, Any]
     served: ServedModel
     terms: Terms
     stop: Stop
+    answer: Callable[[], Awaitable[Sequence[Draft[Answer]]]]
+    live: Callable[[], Live]
     cuts: Cuts | None = None
-    prompt_tokens: int = 0
 
     @property
-    def upstream_request(self) -> UpstreamRequest:
-        """The request for the server that writes the drafts."""
-        limit = self.served.options.max_tokens
-        return UpstreamRequest(body=self.body, read=self.forwarded, cuts=self.cuts, limit=limit, terms=self.terms)
-
-    @property
-    def answer_request(self) -> AnswerRequest:
-        """The request for our own engine."""
-        request = self.request
-        return AnswerRequest(
-            conversation=request.conversation(),
-            options=request.options(self.served.options, uncut=self.cuts is not None),
-            form=replace(request.form(), switches=request.switches()),
-            count=request.count,
-            logprobs=bool(request.logprobs),
-            top_logprobs=request.top_logprobs or 0,
-            cuts=self.cuts or Cuts(),
-            prompt_limit=self.served.prompt_limit,
-        )
+    def ask(self) -> AsyncAsk[Answer] | None:
+        """Asks the target about drafts that wait for it."""
+        target = self.served.target
+        return None if target is None else lambda waiting: target.ask(self.body, waiting)
 
 
 class Service:
@@ -222,33 +199,38 @@ class Service:
             HttpError, InputError: it names something that is not there, or is not allowed.
         """
         known = self.models.get(str(body.get("model")))
-        sent = (
-            Forwarded(ChatRequest.model_validate(body)) if known is None or known.upstream is None else forwarded(body)
-        )
-        request, served = sent.request, self.model(sent.request.model)
-        most = served.most if served.upstream is None else _MOST_OF_UPSTREAM
+        is_ours = known is None or known.upstream is None
+        read = Forwarded(ChatRequest.model_validate(body)) if is_ours else forwarded(body)
+        request, served = read.request, self.model(read.request.model)
+        most = served.most if is_ours else _MOST_OF_UPSTREAM
         if request.count > most:
             raise InputError(f"n is {request.count}, and this server gives up to {most} answers at once").about("n")
-        if served.upstream is None:
-            request.require_known()
-        shared = self.terms(served, _facts(served, request, request_id), response_id=response_id)
-        terms = self._overridden(served, request, shared)
-        if served.upstream is None and request.is_continued and terms.policy.calibration is not None:
-            raise BindingMismatchError(
-                "the conversation ends with an assistant's message, which the answer would continue; the calibration "
-                "was made on whole answers. Let it end with a user's message"
-            ).about("messages")
+        facts = Facts(request_id=request_id, served=served.name, question=request.question)
+        terms = self.terms(served, facts, response_id=response_id)
         cuts = request.cuts if terms.withholds else None
-        if cuts is not None and served.upstream is not None:
-            sent.require_cuts()
-        if terms.withholds and served.delivers_parts and request.wants_json:
+        if cuts is not None:
+            read.require_cuts()
+        if terms.withholds and served.by_sentence is not None and request.wants_json:
             raise InputError(
                 "this server delivers the sentences of an answer that it lets through, and a part of a JSON answer is "
                 "none; leave response_format out"
             ).about("response_format")
         terms = replace(terms, part=part_of, trim=cuts.delivered if cuts else None)
+        if served.upstream is None:
+            own = _to_our_engine(request, served, cuts, terms)
+            answer, live = partial(served.scheduler.answer, own), partial(served.scheduler.live, own)
+        else:
+            sent = UpstreamRequest(body=body, read=read, cuts=cuts, limit=served.options.max_tokens, terms=terms)
+            answer, live = partial(served.upstream.answer, sent), partial(served.upstream.live, sent)
         return Call(
-            request=request, forwarded=sent, body=body, served=served, terms=terms, stop=terms.stop(), cuts=cuts
+            request=request,
+            body=body,
+            served=served,
+            terms=terms,
+            stop=terms.stop(),
+            answer=answer,
+            live=live,
+            cuts=cuts,
         )
 
     async def outcomes(self, call: Call) -> list[Outcome[Answer]]:
@@ -258,13 +240,7 @@ class Service:
             SemGradGuardError: the first error in an answer's place.
         """
         with self.metrics.working(call.served.name):
-            outcomes = await arun(
-                call.terms,
-                lambda: self._drafts(call),
-                lambda waiting: self._ask(call, waiting),
-                count=call.request.count,
-                stop=call.stop,
-            )
+            outcomes = await arun(call.terms, call.answer, call.ask, count=call.request.count, stop=call.stop)
         return [one([outcome]) for outcome in outcomes]
 
     async def steps(self, call: Call) -> AsyncGenerator[Piece | Outcome[Answer]]:
@@ -274,10 +250,7 @@ class Service:
                 yield outcome
             return
 
-        def ask(waiting: Sequence[Waiting[Answer]]) -> Work:
-            return Work.awaited(lambda: self._ask(call, waiting))
-
-        steps: StreamSteps[Any, None] = streamed(call.terms, _Counting(call), ask, stop=call.stop)
+        steps: StreamSteps[Any, None] = streamed(call.terms, call.live(), aasking(call.ask), stop=call.stop)
         with self.metrics.working(call.served.name):
             async with aclosing(arun_stream(steps)) as stream:
                 async for step in stream:
@@ -319,36 +292,6 @@ class Service:
         if self.log is not None:
             self.log.close()
 
-    async def _drafts(self, call: Call) -> Sequence[Draft[Answer]]:
-        served = call.served
-        if served.upstream is not None:
-            drafts = await served.upstream.drafts(call.upstream_request)
-        else:
-            drafts = await served.scheduler.answer(call.answer_request)
-        call.prompt_tokens = max(draft.answer.prompt_tokens or 0 for draft in drafts)
-        return drafts
-
-    async def _ask(self, call: Call, waiting: Sequence[Waiting[Answer]]) -> Sequence[Any]:
-        if call.served.target is None:
-            raise InputError("there is no server to escalate to; start this one with --escalate-to")
-        return await call.served.target.ask(call.body, waiting)
-
-    def _overridden(self, served: ServedModel, request: ChatRequest, terms: Terms) -> Terms:
-        """The terms with the request's own settings, as far as it may change them."""
-        overrides = request.overrides
-        if refused := sorted(set(overrides) - served.overridable):
-            raise HttpError(
-                403,
-                "override_not_allowed",
-                f"this server's operator does not let requests set {', '.join(refused)}",
-                fields=("semgrad_guard",),
-            )
-        if "threshold" in overrides:
-            overrides["policy"] = Policy(
-                threshold=overrides.pop("threshold"), on_unscored=terms.policy.on_unscored, on_cut=terms.policy.on_cut
-            )
-        return replace(terms, **overrides)
-
 
 @dataclass(frozen=True, eq=False)
 class _Described:
@@ -358,32 +301,30 @@ class _Described:
     facts: Facts
 
     def write(self, verdict: Verdict, *, seconds: float | None = None, facts: Facts | None = None) -> str | None:
-        promise = {} if facts is None else {"alpha": facts.alpha, "delta": facts.delta}
-        return self.log.write(verdict, seconds=seconds, facts=replace(self.facts, **promise))
+        own = {name: value for name, value in vars(facts or Facts()).items() if value is not None}
+        return self.log.write(verdict, seconds=seconds, facts=replace(self.facts, **own))
 
 
-class _Counting:
-    """The live answer to a call, which reports the tokens of its prompt, whatever the decision (`Live`)."""
+def _to_our_engine(request: ChatRequest, served: ServedModel, cuts: Cuts | None, terms: Terms) -> AnswerRequest:
+    """A request to our own engine.
 
-    def __init__(self, call: Call) -> None:
-        served, self._call = call.served, call
-        self._live: Live = (
-            LiveAnswers(served.scheduler, replace(call.answer_request, terms=call.terms))
-            if served.upstream is None
-            else served.upstream.live(call.upstream_request)
-        )
-        self.next, self.close = self._live.next, self._live.close
-
-    def draft(self) -> Work:
-        return Work.of(self._counted)
-
-    def _counted(self) -> Steps[Draft[Answer]]:
-        draft: Draft[Answer] = yield self._live.draft()
-        self._call.prompt_tokens = draft.answer.prompt_tokens or 0
-        return draft
-
-
-def _facts(served: ServedModel, request: ChatRequest, request_id: str) -> Facts:
-    last = next((message for message in reversed(request.messages) if message.role == "user"), request.messages[-1])
-    question = last.content if isinstance(last.content, str) else None
-    return Facts(request_id=request_id, served=served.name, question=question)
+    Raises:
+        InputError: this engine does not honour a field, or the prompt would be continued.
+    """
+    request.require_known()
+    if request.is_continued and terms.policy.calibration is not None:
+        raise BindingMismatchError(
+            "the conversation ends with an assistant's message, which the answer would continue; the calibration "
+            "was made on whole answers. Let it end with a user's message"
+        ).about("messages")
+    return AnswerRequest(
+        conversation=request.conversation(),
+        options=request.options(served.options, uncut=cuts is not None),
+        form=replace(request.form(), switches=request.switches()),
+        count=request.count,
+        logprobs=bool(request.logprobs),
+        top_logprobs=request.top_logprobs or 0,
+        cuts=cuts or Cuts(),
+        prompt_limit=served.prompt_limit,
+        terms=terms,
+    )

@@ -23,7 +23,6 @@ from semgrad_guard.settings import (
     LoadingOptions,
     LogAddress,
     OnOtherOptions,
-    Overridable,
     PolicyOptions,
     SentenceOptions,
     Timeout,
@@ -39,10 +38,10 @@ _Name = Annotated[str | None, Bounds(check=require_name)]
 class ServeOptions:
     """What clients of a server may do, and how much of it.
 
-    `abstain_message` is delivered in place of what is withheld. `allow_override` names what a request may set
-    otherwise. With `allow_score` clients have texts of their own scored (/v1/score) in the modes that withhold answers,
-    too: who can, can try guesses at a withheld answer. `api_key_file` holds keys that clients must send, one a line;
-    `allow_host` further names under which they may call the server.
+    `abstain_message` is delivered in place of what is withheld. With `allow_score` clients have texts of their own
+    scored (/v1/score) in the modes that withhold answers, too: who can, can try guesses at a withheld answer.
+    `api_key_file` holds keys that clients must send, one a line; `allow_host` further names under which they may call
+    the server.
 
     `queue` requests may wait for a model, and `max_batch` answers are written in one batch (1 gives the texts of single
     runs, also in half precision). `connections` requests are answered at once, waiting ones included. The longest
@@ -51,7 +50,6 @@ class ServeOptions:
 
     abstain_message: Annotated[str, Bounds(check=require_text)] = ABSTAIN_MESSAGE
     on_other_options: OnOtherOptions = "refuse"
-    allow_override: frozenset[Overridable] = frozenset()
     allow_score: bool = False
     api_key_file: Path | None = None
     allow_host: _Names = ()

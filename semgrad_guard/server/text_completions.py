@@ -23,11 +23,8 @@ _NAMES: Mapping[str, str] = {
 }
 """The fields that a text completion names otherwise than a chat completion."""
 _OF_CHATS: Mapping[str, str] = {
-    "messages": "prompt",
-    "max_completion_tokens": "max_tokens",
-    "top_logprobs": "logprobs",
-    "tools": "",
-    "tool_choice": "",
+    **{name: own for name, own in _NAMES.items() if "." not in name},
+    **dict.fromkeys(("tools", "tool_choice"), ""),
 }
 _OURS = frozenset({"prompt", "logprobs", "echo", "suffix"})
 

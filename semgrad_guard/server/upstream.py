@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -29,19 +28,8 @@ from semgrad_guard.guard import (
 from semgrad_guard.guard.reported import prompt_of
 from semgrad_guard.server.answers import KEY, Answer, Cuts, pieces_of
 from semgrad_guard.server.protocol import CUTS, Forwarded
-from semgrad_guard.server.remote import (
-    RemoteServer,
-    SentCall,
-    SentChunk,
-    SentFunction,
-    SentMessage,
-    SentNames,
-    SentUsage,
-    answers_in,
-    call_of,
-    read,
-)
-from semgrad_guard.server.scheduler import ReportedQueue, Scheduler, logprobs_for
+from semgrad_guard.server.remote import RemoteServer, RemoteText, SentBody, SentUsage, answers_in
+from semgrad_guard.server.scheduler import ReportedQueue, Scheduler
 from semgrad_guard.server.writing import ForeignText
 
 _KEPT_BACK = frozenset({"semgrad_guard", "stream", "stream_options", "model", "n"})
@@ -82,12 +70,11 @@ class Upstream:
             wanted["top_logprobs"] = top
         return {**self.usual, **given, **wanted}
 
-    async def drafts(self, request: UpstreamRequest) -> Sequence[Draft[Answer]]:
+    async def answer(self, request: UpstreamRequest) -> Sequence[Draft[Answer]]:
         """The scored drafts of a request."""
         body = {**self.sent(request), "model": request.model, "n": request.count, "stream": False}
         body = await self.server.chat(body, words=request.cuts is None)
-        answers = answers_in(body, request.count)
-        return [await self.scored(request, answer) for answer in answers]
+        return [await self.scored(request, answer) for answer in answers_in(body, request.count)]
 
     def live(self, request: UpstreamRequest) -> RemoteAnswer:
         """An answer that is being written there."""
@@ -109,57 +96,47 @@ class Upstream:
     async def scored(self, request: UpstreamRequest, answer: Answer, *, is_part: bool = False) -> Draft[Answer]:
         """An answer with its score; `is_part`: it was ended behind a doubtful sentence.
 
-        The text of calls is not known, so that they cannot be scored.
+        A client gets the log-probabilities that it requested.
         """
-        calls = "a tool call from elsewhere cannot be scored" if answer.tool_calls else None
-        if isinstance(self.scheduler, ReportedQueue):
-            return self._reported(self.scheduler, request, answer, calls, is_part=is_part)
-        changed = [name for name in call_options(request.body) if name.rpartition(".")[2] in _OF_THE_PROMPT]
-        reason = calls or request.read.unread
-        if changed and reason is None:
-            reason = f"{', '.join(changed)} of the request changed the prompt, and the scorer does not know how"
         foreign = ForeignText(
             text=answer.text,
             conversation=request.read.conversation,
             form=request.read.form,
             cut=answer.finish_reason == "length",
             reasoning=answer.reasoning,
-            reason=reason,
+            reason=self._unscored(request, answer),
+            entries=answer.logprobs,
+            options=call_options(self.sent(request)),
+            is_part=is_part,
         )
         scored = await self.scheduler.judged(foreign)
         thought = answer.reasoning or scored.verdict.details.reasoning
-        facts = {"reasoning": thought or None, "options": call_options(request.sent)}
+        facts = {"reasoning": thought or None, "options": foreign.options, "prompt_tokens": answer.prompt_tokens}
         verdict = scored.verdict.revised(tool_calls=answer.tool_calls, **facts)
         answer = replace(answer, text=verdict.text)
         if request.cuts:
-            pieces = _pieces(answer) or await self.scheduler.pieces(answer.text)
-            answer = replace(answer, pieces=pieces)
+            answer = replace(answer, pieces=_pieces(answer) or await self.scheduler.pieces(answer.text))
+        answer = replace(answer, logprobs=_logprobs_for(request.body, answer.logprobs))
         return Draft(verdict, answer, scored.prompt)
 
-    def _reported(
-        self, queue: ReportedQueue, request: UpstreamRequest, answer: Answer, unscored: str | None, *, is_part: bool
-    ) -> Draft[Answer]:
-        """An answer with the score of its log-probabilities; a client gets those that it requested."""
-        read, options = request.read, call_options(self.sent(request))
-        prompt = prompt_of(read.conversation, read.form.tools)
-        if unscored is not None:
-            verdict = queue.scorer.unscored(answer.text, unscored, options=options, tool_calls=answer.tool_calls)
-        else:
-            verdict = queue.scorer.verdict(
-                answer.text,
-                answer.logprobs,
-                options=options,
-                prompt=prompt,
-                cut=answer.finish_reason == "length",
-                reasoning=answer.reasoning,
-                is_part=is_part,
-            )
-        if request.cuts:
-            answer = replace(answer, pieces=_pieces(answer) or tuple(_WORDS.findall(answer.text)))
-        return Draft(verdict, replace(answer, logprobs=logprobs_for(request.body, answer.logprobs)), prompt)
+    def _unscored(self, request: UpstreamRequest, answer: Answer) -> str | None:
+        """Why an answer cannot be scored: the text of calls is not known, or not the prompt that a copy would score."""
+        if answer.tool_calls:
+            return "a tool call from elsewhere cannot be scored"
+        if isinstance(self.scheduler, ReportedQueue):
+            return None
+        changed = [name for name in call_options(request.body) if name.rpartition(".")[2] in _OF_THE_PROMPT]
+        if changed and request.read.unread is None:
+            return f"{', '.join(changed)} of the request changed the prompt, and the scorer does not know how"
+        return request.read.unread
 
 
-_WORDS = re.compile(r"\s*\S+|\s+$")
+def _logprobs_for(body: Mapping[str, Any], found: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """The log-probabilities that a client's request is about, of those that came."""
+    if not body.get("logprobs") or found is None or any(entry.get("logprob") is None for entry in found):
+        return None
+    top = body.get("top_logprobs") or 0
+    return [{**entry, "top_logprobs": list(entry.get("top_logprobs") or ())[:top]} for entry in found]
 
 
 def _pieces(answer: Answer) -> tuple[str, ...]:
@@ -223,77 +200,43 @@ class RemoteAnswer(Iterated[Piece | SentencePiece]):
         body = {**upstream.sent(request), "model": request.model, "stream": True}
         body["stream_options"] = {"include_usage": True}
         self._chunks = upstream.server.chat_stream(body, words=request.cuts is None)
-        self._text, self._calls, self._places = "", list[SentFunction](), dict[int | None, int]()
-        self._finish, self._usage = "stop", SentUsage()
-        self._logprobs: list[dict[str, Any]] = []
-        self._reasoning: str | None = None
-        self._held = HeldText()
-        self._early = upstream.early(request)
+        self._written = RemoteText()
+        self._usage: SentUsage | None = None
+        self._held, self._early = HeldText(), upstream.early(request)
 
     async def _shown(self) -> AsyncGenerator[Piece | SentencePiece]:
+        written = self._written
         async with aclosing(self._chunks):
             async for chunk in self._chunks:
-                known, entries = len(self._reasoning or ""), len(self._logprobs)
-                piece = self._taken(read(SentChunk, chunk))
-                if self._early is not None and not self._calls:
-                    for sentence in self._early.add(piece, self._logprobs[entries:]):
+                thought, entries = len(written.reasoning or ""), len(written.logprobs)
+                piece = self._added(SentBody.read(chunk))
+                if self._early is not None and not written.calls:
+                    for sentence in self._early.add(piece, written.logprobs[entries:]):
                         yield sentence
                     if self._early.is_over:
-                        self._text = self._early.text
+                        written.text = self._early.text
                         return
-                if thought := (self._reasoning or "")[known:]:
-                    yield ThoughtPiece(thought)
+                if more := (written.reasoning or "")[thought:]:
+                    yield ThoughtPiece(more)
                 if piece:
-                    self._text += piece
+                    written.text += piece
                     if shown := self._held.add(piece):  # the scorer finds the answer in the held text
                         yield shown
+
+    def _added(self, chunk: SentBody) -> str:
+        """The text of one chunk; its other fields are kept."""
+        self._usage = chunk.usage or self._usage
+        if any(choice.index != 0 for choice in chunk.choices or ()):
+            raise UpstreamError("the upstream sent several answers, and one was requested")
+        return "".join(map(self._written.add, chunk.choices or ()))
 
     def draft(self) -> Work:
         """The whole answer with its score."""
         return Work.awaited(self._scored)
 
     async def _scored(self) -> Draft[Answer]:
-        answer = Answer(
-            text=self._text,
-            tool_calls=tuple(map(call_of, self._calls)),
-            finish_reason=self._finish,
-            logprobs=self._logprobs or None,
-            prompt_tokens=self._usage.prompt_tokens,
-            completion_tokens=self._usage.completion_tokens,
-            reasoning="" if self._reasoning is None and self._usage.reasoned else self._reasoning,
-        )
         is_part = self._early is not None and self._early.is_over
-        return await self._upstream.scored(self._request, answer, is_part=is_part)
-
-    def _taken(self, chunk: SentChunk) -> str:
-        """The text of one chunk; its other fields are kept."""
-        self._usage = chunk.usage or self._usage
-        pieces: list[str] = []
-        for choice in chunk.choices or ():
-            if choice.index != 0:
-                raise UpstreamError("the upstream sent several answers, and one was requested")
-            delta = choice.delta or SentMessage()
-            self._finish = choice.finish_reason or self._finish
-            if (thought := delta.thought) is not None:
-                self._reasoning = (self._reasoning or "") + thought
-            self._logprobs += (choice.logprobs and choice.logprobs.content) or []
-            for call in delta.tool_calls or ():
-                self._add(call)
-            pieces.append(delta.content or delta.refusal or "")
-        return "".join(pieces)
-
-    def _add(self, sent: SentCall) -> None:
-        """Add a piece to its call. Some servers number no call (Gemini's), or all alike: a new id is a new call."""
-        place = self._places.get(sent.index, -1)
-        if place < 0 or (sent.id and self._calls[place].id not in ("", sent.id)):
-            place = self._places[sent.index] = len(self._calls)
-            self._calls.append(SentFunction())
-        known, more = self._calls[place], sent.function or SentNames()
-        self._calls[place] = SentFunction(
-            id=sent.id or known.id,
-            name=known.name + (more.name or ""),
-            arguments=known.arguments + (more.arguments or ""),
-        )
+        return await self._upstream.scored(self._request, self._written.answer(self._usage), is_part=is_part)
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,18 +251,15 @@ class RemoteTarget:
         sent = {**_forwarded(body), "model": self.model, "stream": False}
         sent.pop("logprobs", None)
         sent.pop("top_logprobs", None)
-        return await asyncio.gather(*(self._asked(sent) for _ in waiting))
+        return await asyncio.gather(*(self._asked(sent, draft.verdict.estimator) for draft in waiting))
 
-    async def _asked(self, sent: Mapping[str, Any]) -> TargetReply[Answer]:
+    async def _asked(self, sent: Mapping[str, Any], estimator: str) -> TargetReply[Answer]:
         try:
-            return self._reply(await self.server.chat(sent))
+            (answer,) = answers_in(await self.server.chat(sent), 1)
         except Exception as error:  # noqa: BLE001 - in the place of this answer; `on_error` decides
             return error
-
-    def _reply(self, reply: Mapping[str, Any]) -> Reply[Answer]:
-        (answer,) = answers_in(reply, 1)
-        verdict_or_text = external(answer.text, tool_calls=answer.tool_calls) if answer.tool_calls else answer.text
-        return Reply(verdict_or_text, answer)
+        used = {"prompt_tokens": answer.prompt_tokens, "answer_tokens": answer.completion_tokens}
+        return Reply(external(answer.text, tool_calls=answer.tool_calls, estimator=estimator, **used), answer)
 
 
 def _forwarded(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field, InstanceOf
 
@@ -18,9 +18,8 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import InputError, PromptTooLongError
-from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.gradients import ReplayEstimator
-from semgrad_guard.guard import Answerer, Draft, EarlySentences, OnDoubt, Terms, without_calls
+from semgrad_guard.guard import Answerer, Draft, Terms, without_calls
 from semgrad_guard.records import Message, Verdict
 from semgrad_guard.server.answers import Answer, Cuts, pieces_of
 
@@ -51,7 +50,9 @@ class AnswerRequest:
 class ForeignText:
     """A text that the model did not write, as the answer to a conversation. With a `reason` it cannot be scored.
 
-    `cut` is true where the text was cut off. `reasoning` is that of its author, "" where it is not known.
+    `cut` is true where the text was cut off. `reasoning` is that of its author, "" where it is not known. `entries` are
+    the log-probabilities that its server reports, `options` those of the call; `is_part`: it was ended behind a
+    sentence.
     """
 
     text: str
@@ -60,11 +61,14 @@ class ForeignText:
     cut: bool = False
     reasoning: str | None = None
     reason: str | None = None
+    entries: list[dict[str, Any]] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    is_part: bool = False
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """A request that can be written: its prompt, and how each of its answers is written."""
+    """A request that can be written: its prompt, and how each of its answers is written and scored."""
 
     request: AnswerRequest
     conversation: tuple[Message, ...]
@@ -72,21 +76,41 @@ class Assignment:
     answerer: Answerer
     options: tuple[GenerationOptions, ...]
 
-    @property
-    def on_piece(self) -> Callable[[Piece], None] | None:
-        """The listener to the answer's pieces, if there is one; text that may turn out to be a call is held back."""
-        listener = None if self.request.count > 1 else self.request.on_piece
-        if listener is None or not self.request.form.tools:
-            return listener
-        return without_calls(self.answerer.model, listener)
+    @classmethod
+    def of(cls, request: AnswerRequest, answerer: Answerer) -> Self:
+        """A request, read.
 
-    @property
-    def early(self) -> EarlySentences | None:
-        """The listener to sentences that leave before the answer ends."""
-        request = self.request
-        if not self.has_parts:
-            return None
-        return self.answerer.early(request.terms, request.on_piece, request.form.template_options)
+        Raises:
+            SemGradGuardError: it cannot be answered.
+        """
+        form, model = request.form, answerer.model
+        conversation = form.instructed(request.conversation)
+        prompt, limit = model.render(conversation, **form.template_options), request.prompt_limit
+        if limit is not None and (length := len(prompt.ids)) > limit:
+            raise PromptTooLongError(f"the prompt has {length} tokens, and this server takes {limit}; shorten it")
+        options = replace(request.options, grammar=form.grammar(model))
+        rows = model.fitted(options, prompt).rows(request.count)
+        return cls(request, conversation, prompt, replace(answerer, options=options), rows)
+
+    def submit(self) -> Ticket[list[Draft[Answer]]]:
+        """Have the request answered; the ticket is of its scored drafts."""
+        answerer, request, early = self.answerer, self.request, None
+        on_piece = None if request.count > 1 else request.on_piece
+        if self.has_parts:
+            early = answerer.early(request.terms, on_piece, request.form.template_options)
+        if on_piece is not None and request.form.tools:
+            on_piece = without_calls(answerer.model, on_piece)  # text that may turn out to be one is held back
+        return answerer.model.submit(
+            Request(
+                prompt=self.prompt,
+                options=self.options,
+                objective=answerer.estimator.objective,
+                on_piece=on_piece,
+                on_sentences=early,
+                draws=answerer.draws,
+                finish=lambda written: self.drafts(written, known=None if early is None else early.known),
+            )
+        )
 
     @property
     def has_parts(self) -> bool:
@@ -100,123 +124,59 @@ class Assignment:
         """As `Answerer.opened`."""
         return self.answerer.opened(ended, known, template_options=self.request.form.template_options)
 
+    def drafts(self, generations: Sequence[Generation], *, known: Verdict | None = None) -> list[Draft[Answer]]:
+        """The texts that were written for it, scored; `known` as in `Answerer.draft`."""
+        return [self._draft(generation, known) for generation in generations]
 
-class Writer:
-    """Reads requests to one model, and makes scored drafts of its texts.
+    def _draft(self, generation: Generation, known: Verdict | None) -> Draft[Answer]:
+        request, form = self.request, self.request.form
+        model, estimator = self.answerer.model, self.answerer.estimator
+        draft = self.answerer.draft(
+            generation, template_options=form.template_options, known=known, structure=form.structure
+        )
+        verdict = draft.verdict
+        if broken := form.taken_apart(model, generation).broken:
+            # OpenAI's form has no place for a call that cannot be read: it is delivered as text.
+            verdict = verdict.revised(text="\n".join((verdict.text, *broken)).lstrip("\n"))
+        logprobs: list[dict[str, Any]] | None = None
+        if request.logprobs:
+            found = openai_logprobs(model, estimator, generation.evidence, top=request.top_logprobs)
+            logprobs = [] if found is None else found["content"]
+        answer = Answer(
+            text=verdict.text,
+            # Clients join a tool's answer to its call by its id, and templates may write none.
+            tool_calls=tuple(call if call.id else replace(call, id=new_id()) for call in verdict.tool_calls),
+            finish_reason="tool_calls" if verdict.tool_calls else generation.finish_reason,
+            logprobs=logprobs,
+            completion_tokens=generation.completion_tokens,
+            pieces=token_pieces(model, verdict.text, generation.response_ids) if request.cuts else None,
+        )
+        return Draft(verdict, answer, draft.prompt)
 
-    With `served` the model scores another server's texts. `by_sentence` is the action at a doubtful sentence, where
-    sentences are judged.
+
+def judged(text: ForeignText, answerer: Answerer) -> Draft[None]:
+    """A text from elsewhere with its score, or without one; the record has the same form."""
+    options = text.form.template_options
+    if text.reason is not None:
+        return Draft(answerer.unscored(text.text, text.reason, options), None)
+    return answerer.scored(
+        text.conversation, text.text, template_options=options, cut=text.cut, reasoning=text.reasoning
+    )
+
+
+def segments(text: ForeignText, by: By, answerer: Answerer) -> list[tuple[Segment, float | None]]:
+    """A text's sentences, each with an uncertainty of its own; None where none of its tokens has one.
+
+    Raises:
+        InputError: the estimator compares whole answers.
     """
-
-    def __init__(
-        self,
-        model: LanguageModel,
-        estimator: Estimator,
-        *,
-        served: bool = False,
-        by_sentence: OnDoubt | None = None,
-    ) -> None:
-        self.model, self.estimator = model, estimator
-        self._by_sentence: OnDoubt | None = by_sentence
-        self._served = served
-
-    def answerer(self, options: GenerationOptions | None = None) -> Answerer:
-        """The model and its estimator, with these options."""
-        return Answerer(
-            self.model,
-            self.estimator,
-            options=options or GenerationOptions(),
-            served=self._served,
-            by_sentence=self._by_sentence,
+    estimator = answerer.estimator
+    if not isinstance(estimator, ReplayEstimator):
+        raise InputError(f"{estimator.name} compares whole answers; leave 'by' out, or serve with hybridgrad").about(
+            "by"
         )
-
-    def assigned(self, request: AnswerRequest) -> Assignment:
-        """A request, read.
-
-        Raises:
-            SemGradGuardError: it cannot be answered.
-        """
-        form = request.form
-        conversation = form.instructed(request.conversation)
-        prompt, limit = self.model.render(conversation, **form.template_options), request.prompt_limit
-        if limit is not None and (length := len(prompt.ids)) > limit:
-            raise PromptTooLongError(f"the prompt has {length} tokens, and this server takes {limit}; shorten it")
-        options = replace(request.options, grammar=form.grammar(self.model))
-        rows = self.model.fitted(options, prompt).rows(request.count)
-        return Assignment(request, conversation, prompt, self.answerer(options), rows)
-
-    def submit(self, request: AnswerRequest) -> Ticket[list[Draft[Answer]]]:
-        """Have a request answered; the ticket is of its scored drafts.
-
-        Raises:
-            SemGradGuardError: it cannot be answered.
-        """
-        assignment = self.assigned(request)
-        early = assignment.early
-        return self.model.submit(
-            Request(
-                prompt=assignment.prompt,
-                options=assignment.options,
-                objective=self.estimator.objective,
-                on_piece=assignment.on_piece,
-                on_sentences=early,
-                draws=assignment.answerer.draws,
-                finish=lambda written: self.drafts(assignment, written, known=None if early is None else early.known),
-            )
-        )
-
-    def drafts(
-        self, assignment: Assignment, generations: Sequence[Generation], *, known: Verdict | None = None
-    ) -> list[Draft[Answer]]:
-        """The texts that were written for a request, scored; `known` as in `Answerer.draft`."""
-        request, made = assignment.request, list[Draft[Answer]]()
-        options = request.form.template_options
-        for generation in generations:
-            structure = request.form.structure
-            draft = assignment.answerer.draft(generation, template_options=options, known=known, structure=structure)
-            verdict = draft.verdict
-            if broken := request.form.taken_apart(self.model, generation).broken:
-                # OpenAI's form has no place for a call that cannot be read: it is delivered as text.
-                verdict = verdict.revised(text="\n".join((verdict.text, *broken)).lstrip("\n"))
-            logprobs: list[dict[str, Any]] | None = None
-            if request.logprobs:
-                found = openai_logprobs(self.model, self.estimator, generation.evidence, top=request.top_logprobs)
-                logprobs = [] if found is None else found["content"]
-            answer = Answer(
-                text=verdict.text,
-                # Clients join a tool's answer to its call by its id, and templates may write none.
-                tool_calls=tuple(call if call.id else replace(call, id=new_id()) for call in verdict.tool_calls),
-                finish_reason="tool_calls" if verdict.tool_calls else generation.finish_reason,
-                logprobs=logprobs,
-                prompt_tokens=len(generation.prompt.ids),
-                completion_tokens=generation.completion_tokens,
-                pieces=token_pieces(self.model, verdict.text, generation.response_ids) if request.cuts else None,
-            )
-            made.append(Draft(verdict, answer, draft.prompt))
-        return made
-
-    def judged(self, text: ForeignText) -> Draft[None]:
-        """A text from elsewhere with its score, or without one; the record has the same form."""
-        answerer, options = self.answerer(), text.form.template_options
-        if text.reason is not None:
-            return Draft(answerer.unscored(text.text, text.reason, options), None)
-        return answerer.scored(
-            text.conversation, text.text, template_options=options, cut=text.cut, reasoning=text.reasoning
-        )
-
-    def segments(self, text: ForeignText, by: By) -> list[tuple[Segment, float | None]]:
-        """A text's sentences or clauses, each with an uncertainty of its own; None where none of its tokens has one.
-
-        Raises:
-            InputError: the estimator compares whole answers.
-        """
-        estimator = self.estimator
-        if not isinstance(estimator, ReplayEstimator):
-            raise InputError(
-                f"{estimator.name} compares whole answers; leave 'by' out, or serve with hybridgrad"
-            ).about("by")
-        segments = self.model.score(text.conversation, text.text, by=by, objective=estimator.objective)
-        return [(one, None if one.scores is None else estimator.value(one.scores)) for one in segments]
+    found = answerer.model.score(text.conversation, text.text, by=by, objective=estimator.objective)
+    return [(one, None if one.scores is None else estimator.value(one.scores)) for one in found]
 
 
 def token_pieces(model: LanguageModel, text: str, ids: Sequence[int] = ()) -> tuple[str, ...]:

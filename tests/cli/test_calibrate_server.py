@@ -14,7 +14,7 @@ from click.testing import Result
 
 from semgrad_guard import Calibration, GenerationOptions, LanguageModel, Policy
 from semgrad_guard.estimators import HybridGrad
-from semgrad_guard.guard import Terms
+from semgrad_guard.guard import Answerer, Terms
 from tests.ports import free_port
 from tests.steps import until
 
@@ -39,7 +39,7 @@ Run = Callable[..., Result]
 def url(language_model: LanguageModel) -> Iterator[str]:
     """A server of the tiny model on a port of its own."""
     terms = Terms(policy=Policy(threshold=1e9), mode="annotate")
-    scheduler = Scheduler(language_model, HybridGrad())
+    scheduler = Scheduler(Answerer(language_model, HybridGrad()))
     served = ServedModel(
         name="tiny", scheduler=scheduler, terms=terms, options=GenerationOptions(max_tokens=64), scores_texts=True
     )

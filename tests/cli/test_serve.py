@@ -18,6 +18,7 @@ import httpx
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.records import SentenceVerdict, Verdict
+from tests.decision_log.test_savings import decision
 from tests.steps import LIMIT
 from tests.warm_python import WarmPython
 
@@ -63,6 +64,18 @@ def test_a_server_ends_in_good_order_from_its_first_line_on(
         assert " at http://127.0.0.1:" in process.stdout.readline()
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(LIMIT) == 0
+
+
+def test_savings_are_shown(tmp_path: Path, run: Run) -> None:
+    """With a sum of money only at a price that the user gives."""
+    numbers = {"prompt_tokens": 1000, "draft_tokens": 100}
+    with DecisionLog(tmp_path / "log.db") as log:
+        log.database.add([decision(number, "answer", **numbers) for number in range(20)] + [decision(99, "escalate")])
+    command = ("decisions", "--since", "2025-01-01", "--log", tmp_path / "log.db")
+    plain, priced = flat(run(*command).stdout), flat(run(*command, "--price", "2.5/10").stdout)
+    assert "of 20 answered here: 20,000 prompt and 2,000 answer tokens" in plain
+    assert "a million" not in plain
+    assert "At 2.5/10 for a million tokens that is about 0.07." in priced
 
 
 def test_decisions_are_shown(tmp_path: Path, run: Run) -> None:
@@ -114,6 +127,7 @@ def test_decisions_are_shown(tmp_path: Path, run: Run) -> None:
         (("serve", "--model", "a", "--model", "b", "--calibration", "c"), "NAME=FILE"),
         (("decisions", "--log", "nowhere.db"), "there is no decision log"),
         (("decisions", "--since", "yesterday"), "is not a time"),
+        *((("decisions", "--price", price), "is no price") for price in ("free", "2", "-1/2", "1/nan")),
         (("decisions", "--csv", "--json"), "not both"),
     ],
 )

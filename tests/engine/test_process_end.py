@@ -68,9 +68,10 @@ begun.wait()
 """
 
 SCHEDULER = """
+from semgrad_guard.guard import Answerer
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.writing import AnswerRequest
-scheduler = Scheduler(model, HybridGrad())
+scheduler = Scheduler(Answerer(model, HybridGrad()))
 """
 
 SERVED = (

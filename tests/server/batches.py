@@ -106,19 +106,6 @@ def fails() -> None:
     raise RuntimeError("gone")
 
 
-def refuses(model: LanguageModel, letters: str) -> None:
-    """From now on, a prompt with these letters cannot be read: a model's own error in the middle of its pass."""
-    ids = model._writer.encode(letters)
-    embedding: Any = model._scorer.twin.model.get_input_embeddings()
-
-    def check(_: Any, args: tuple[torch.Tensor, ...]) -> None:
-        for row in args[0].tolist():
-            if any(tuple(row[at : at + len(ids)]) == ids for at in range(len(row))):
-                raise ValueError("unreadable")
-
-    embedding.register_forward_pre_hook(check)
-
-
 def mixed(output: Any) -> Any:
     """A layer's output in which every row of a batch holds something of the others."""
     states = output[0] if isinstance(output, tuple) else output

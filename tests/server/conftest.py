@@ -11,7 +11,7 @@ import pytest
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Policy
 from semgrad_guard.engine.interruption import current_stop
-from semgrad_guard.guard import Terms
+from semgrad_guard.guard import Answerer, Terms
 from tests.steps import Steps, until
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
@@ -34,6 +34,18 @@ def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1]]
 
 
+def bodies(response: Any) -> list[dict[str, Any]]:
+    """The chunks of a stream, or the one body."""
+    is_stream = response.headers["content-type"].startswith("text/event-stream")
+    return events(response.text) if is_stream else [response.json()]
+
+
+def text_in(found: list[dict[str, Any]]) -> str:
+    """The text of all answers in these bodies."""
+    choices = [choice for body in found for choice in body["choices"]]
+    return "".join(choice.get("delta", choice.get("message")).get("content") or "" for choice in choices)
+
+
 def asking(text: str = "hello", **more: Any) -> dict[str, Any]:
     """The body of a chat completion."""
     return {"model": "tiny", "messages": [{"role": "user", "content": text}], **more}
@@ -49,7 +61,6 @@ def make_served(language_model: LanguageModel) -> Iterator[Callable[..., ServedM
             "options",
             "upstream",
             "target",
-            "overridable",
             "most",
             "prompt_limit",
             "name",
@@ -58,9 +69,8 @@ def make_served(language_model: LanguageModel) -> Iterator[Callable[..., ServedM
             "by_sentence",
         }
         kept = {name: given.pop(name) for name in of_served & set(given)}
-        scheduler = kept.pop("scheduler", None) or Scheduler(
-            model or language_model, HybridGrad(), limit=limit, by_sentence=kept.get("by_sentence")
-        )
+        answerer = Answerer(model or language_model, HybridGrad(), by_sentence=kept.get("by_sentence"))
+        scheduler = kept.pop("scheduler", None) or Scheduler(answerer, limit=limit)
         terms = Terms(policy=policy, can_escalate=kept.get("target") is not None, **given)
         served = ServedModel(**{"name": "tiny", "scheduler": scheduler, "terms": terms, "options": OPTIONS, **kept})
         made.append(served)
@@ -73,12 +83,20 @@ def make_served(language_model: LanguageModel) -> Iterator[Callable[..., ServedM
 
 
 @pytest.fixture
+def scorer(language_model: LanguageModel) -> Iterator[Scheduler]:
+    """The owner of a copy of another server's model, which scores that one's answers."""
+    made = Scheduler(Answerer(language_model, HybridGrad(), served=True))
+    yield made
+    made.close()
+
+
+@pytest.fixture
 def start(language_model: LanguageModel) -> Iterator[Callable[..., Scheduler]]:
     """A scheduler of a model, by default the tiny random one; its thread ends with the test."""
     made: list[Scheduler] = []
 
     def make(model: LanguageModel | None = None) -> Scheduler:
-        made.append(Scheduler(model or language_model, HybridGrad()))
+        made.append(Scheduler(Answerer(model or language_model, HybridGrad())))
         return made[-1]
 
     yield make
@@ -106,7 +124,6 @@ def serve(make_served: Callable[..., ServedModel]) -> Serve:
 
 def watched(scheduler: Any) -> tuple[list[Any], list[str]]:
     """What a scheduler begins from now on, and the kind of error ("NoneType": none) with which each of it ends."""
-    until(lambda: scheduler.batching is not None)  # a look at the model is no request
     begun, ended, takes = list[Any](), list[str](), scheduler.model.worker._takes
 
     def noting(job: Any) -> bool:

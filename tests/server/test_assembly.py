@@ -144,7 +144,6 @@ def test_without_a_threshold_nothing_is_enforced(made: Any, checkpoint: Path) ->
         {"threshold": 1, "calibration": "c.json"},
         {"model": ("a", "b"), "calibration": "c.json"},
         {"escalate_to": ELSEWHERE},
-        {"allow_override": ["model"]},
         {"api_key": "secret"},
     ],
 )

@@ -14,9 +14,9 @@ from semgrad_guard.adapters.calls import openai_logprobs
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import MaxProbability
+from semgrad_guard.guard import Answerer
 from semgrad_guard.guard.familiarity import judged_by
 from semgrad_guard.guard.reported import ReportedScorer
-from semgrad_guard.records import Verdict
 from semgrad_guard.server.assembly import assemble
 from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.scheduler import ReportedQueue, Scheduler
@@ -25,7 +25,7 @@ from semgrad_guard.server.upstream import RemoteServer, Upstream
 from semgrad_guard.settings import CLOSING_LINE
 from tests.fixed_model import PIECES, TEXT, FixedModel
 
-from .conftest import ALL, Serve, asking, events
+from .conftest import ALL, Serve, asking, events, text_in
 
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
@@ -89,7 +89,7 @@ async def test_a_part_is_delivered_everywhere(serve: Serve, fixed: LanguageModel
         assert (known == [None, None, {}, 0]) == (sentence["action"] == "drop")
     assert [one["message"]["content"] for one in both["choices"]] == [PIECES[kept]] * 2
     chunks = events(stream.text)
-    content = "".join(one["delta"].get("content") or "" for chunk in chunks for one in chunk["choices"])
+    content = text_in(chunks)
     assert content == PIECES[kept]
     others = [piece.split()[0] for number, piece in enumerate(PIECES) if number != kept]
     for text in (json.dumps(whole), stream.text, listed, seen):
@@ -185,7 +185,7 @@ async def test_a_part_of_another_servers_answer(serve: Serve, fixed: LanguageMod
             return httpx.Response(200, text=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
         return httpx.Response(200, json={"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 9}})
 
-    scorer: Any = Scheduler(fixed, HybridGrad(), served=True, by_sentence="drop")
+    scorer: Any = Scheduler(Answerer(fixed, HybridGrad(), served=True, by_sentence="drop"))
     if reported:
         scorer = ReportedQueue(ReportedScorer("tiny", by_sentence="drop"))
     upstream = Upstream(RemoteServer("http://other/v1", transport=httpx.MockTransport(reply)), scorer)
@@ -237,8 +237,3 @@ def test_settings_that_cannot_be_kept_are_refused() -> None:
     with pytest.raises(InputError, match='by="sentence"'):
         judged_by(None, None, "drop")
     assert (judged_by(None, "sentence", None), judged_by(None, None, None)) == ("stop", None)
-
-
-def test_a_verdict_is_read_back(fixed: LanguageModel) -> None:
-    verdict = Guard(fixed, ALL, by="sentence", options=GenerationOptions(max_tokens=64))("hello")
-    assert Verdict.model_validate_json(verdict.model_dump_json()).sentences == verdict.sentences

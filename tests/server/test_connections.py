@@ -142,16 +142,6 @@ def test_a_client_that_takes_nothing_is_hung_up_on() -> None:
         assert ends(slow)
 
 
-def test_a_head_has_a_longest_length(make_served: Callable[..., ServedModel]) -> None:
-    app = make_app(Service([make_served(ALL)]))
-    with (
-        listening(app, head_bytes=2000) as address,
-        socket.create_connection(address, timeout=LIMIT) as connection,
-    ):
-        connection.sendall(HALF + b"a" * 3000)
-        assert connection.recv(100).startswith(b"HTTP/1.1 400")
-
-
 @pytest.mark.parametrize("keys", [(), ("k" * 16,)])
 def test_probes_by_address(make_served: Callable[..., ServedModel], keys: tuple[str, ...]) -> None:
     """Under --allow-host, kubelet and Prometheus ask by the pod's address, HAProxy in HTTP/1.0 without a Host."""

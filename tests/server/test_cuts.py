@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from semgrad_guard import Calibration, GenerationOptions, HybridGrad, LanguageModel, Policy
+from semgrad_guard import Calibration, GenerationOptions, LanguageModel, Policy
 from semgrad_guard.errors import InputError
 from semgrad_guard.pocket import CALIBRATION_PATH
 from semgrad_guard.records import ToolCall, Verdict, digest_of
@@ -26,7 +26,7 @@ from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.upstream import RemoteServer, Upstream
 from semgrad_guard.server.writing import token_pieces
 
-from .conftest import ALL, NONE, OPTIONS, Serve, asking, events
+from .conftest import ALL, NONE, OPTIONS, Serve, asking, bodies, events
 
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
@@ -158,7 +158,11 @@ async def test_nothing_is_promised_of_what_a_client_cut(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_upstream_is_asked_for_the_whole_answer(
-    serve: Serve, make_served: Callable[..., ServedModel], language_model: LanguageModel, stream: bool
+    serve: Serve,
+    make_served: Callable[..., ServedModel],
+    scorer: Scheduler,
+    language_model: LanguageModel,
+    stream: bool,
 ) -> None:
     app, sent = make_app(Service([make_served(ALL, mode="annotate", name="large")])), list[dict[str, Any]]()
 
@@ -171,7 +175,6 @@ async def test_an_upstream_is_asked_for_the_whole_answer(
 
         await app(scope, noting, send)
 
-    scorer = Scheduler(language_model, HybridGrad(), served=True)
     upstream = Upstream(RemoteServer("http://other/v1", transport=httpx.ASGITransport(hearing)), scorer)
     draft = language_model.generate("hello", OPTIONS).text
     given = {"upstream": upstream, "scheduler": scorer, "name": "large"}
@@ -181,7 +184,7 @@ async def test_an_upstream_is_asked_for_the_whole_answer(
             body = {**asking(stream=stream), **cut, "model": "large"}
             seen.add(without_ids(await withholding.post(CHAT, json=body)))
             response = await delivering.post(CHAT, json={**body, "logprobs": True})
-            text, finish, _ = summed(events(response.text) if stream else [response.json()])
+            text, finish, _ = summed(bodies(response))
             assert draft.startswith(text)
             assert finish in ("stop", "length")
             assert text == draft or len(text) < len(draft)
@@ -196,7 +199,6 @@ async def test_an_upstream_is_asked_for_the_whole_answer(
         )
         response = await delivering.post(CHAT, json={**asking(stop_token_ids=[3]), "model": "large"})
         assert (response.status_code, "stop_token_ids" in response.text) == (400, True)
-    scorer.close()
 
 
 async def test_answers_with_other_options_are_delivered_unpromised_where_the_operator_wants_it() -> None:
@@ -293,7 +295,7 @@ async def test_a_call_is_delivered_whole_or_not_at_all(
         length = whole["usage"]["completion_tokens"]
         for limit, stream in itertools.product((length // 2, length), (False, True)):
             response = await client.post(CHAT, json={**body, "max_tokens": limit, "stream": stream})
-            found = events(response.text) if stream else [response.json()]
+            found = bodies(response)
             choices = [choice for event in found for choice in event["choices"]]
             calls = [
                 call

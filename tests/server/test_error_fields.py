@@ -36,7 +36,7 @@ EVERYWHERE: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"other": 1}}, "chat_template_kwargs"),
     ({"model": "other"}, "model"),
-    ({"semgrad_guard": {"threshold": 1}}, "semgrad_guard"),
+    ({"semgrad_guard": {"threshold": 1}}, "semgrad_guard.threshold"),
 ]
 CASES: list[tuple[str, dict[str, Any], str]] = [
     *[
@@ -50,6 +50,15 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, prompting(LONG), "prompt"),
     (RESPONSES, responding(LONG), "input"),
     (CHAT, asking(" "), "messages"),
+    (CHAT, asking(messages=[]), "messages"),
+    (CHAT, asking(messages=[5]), "messages.0"),
+    (CHAT, asking(messages=[{"role": "king", "content": "x"}]), "messages.0.role"),
+    (CHAT, asking(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "messages.0.content"),
+    (CHAT, asking(stream_options=True), "stream_options"),
+    (CHAT, asking(n="2"), "n"),
+    (CHAT, asking(stop=["a", "b" * 257]), "stop"),
+    (CHAT, asking(frequency_penalty=1), "frequency_penalty"),
+    (CHAT, asking(top_logprobs=21), "top_logprobs"),
     (TEXT, prompting([" "]), "prompt"),
     (RESPONSES, responding(" "), "input"),
     (CHAT, asking(max_completion_tokens=0), "max_completion_tokens"),
@@ -86,9 +95,11 @@ OF_CHATS = ("messages.", "response_format", "max_completion_tokens", "reasoning_
 @pytest.mark.parametrize(("path", "body", "param"), CASES)
 async def test_an_error_names_the_field(serve: Serve, path: str, body: dict[str, Any], param: str) -> None:
     async with serve(ALL) as client:
-        response = await client.post(path, json=body)
+        response, streamed = [await client.post(path, json={**body, "stream": stream}) for stream in (False, True)]
     error = response.json()["error"]
-    assert response.status_code in (400, 403, 404), response.text
+    assert response.status_code == streamed.status_code in (400, 404), response.text
+    assert error == streamed.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
     assert error["param"] == param
     assert "template_options" not in error["message"], "a client calls no function"
     if path != CHAT:
@@ -150,14 +161,12 @@ async def test_a_form_that_a_part_of_an_answer_cannot_have(
     ],
 )
 async def test_the_field_that_another_server_refuses(
-    serve: Serve, language_model: LanguageModel, path: str, body: dict[str, Any], param: str | None
+    serve: Serve, scorer: Scheduler, path: str, body: dict[str, Any], param: str | None
 ) -> None:
     error = {"message": "max_completion_tokens is too small", "param": "max_completion_tokens"}
     transport = httpx.MockTransport(lambda _: httpx.Response(400, json={"error": error}))
-    scorer = Scheduler(language_model, HybridGrad(), served=True)
     upstream = Upstream(RemoteServer("http://other/v1", transport=transport), scorer)
     async with serve(ALL, mode="annotate", upstream=upstream, scheduler=scorer) as client:
         found = (await client.post(path, json=body)).json()["error"]
     assert found["code"] == "upstream_refused"
     assert found["param"] == param, "a field that the request does not have is none of its own"
-    scorer.close()

@@ -49,7 +49,7 @@ from semgrad_guard.server.in_vllm.messages import (
     ToRead,
     Written,
 )
-from semgrad_guard.server.in_vllm.parts import BegunAnswer, Part, Parts
+from semgrad_guard.server.in_vllm.parts import BegunAnswer, Part, Round
 from semgrad_guard.server.in_vllm.plugin import GuardPlugin, admission, settings_in
 from semgrad_guard.server.in_vllm.worker import Scoring
 from semgrad_guard.server.service import Service
@@ -136,46 +136,22 @@ def test_tokens_are_scored_as_one_process_scores_them(twin: TwinLanguageModel, s
         assert draft.verdict.details.fingerprint.startswith("vllm-")
 
 
-def test_sentences_are_scored_in_the_worker(twin: TwinLanguageModel) -> None:
-    settings = ServerSettings(mode="annotate", by="sentence", on_doubt="drop")
-    scoring = Scoring(twin, Opening(settings=settings, name="tiny"), None, Listener(runner()))
-    request, ids = request_of(QUESTIONS[0]), twin.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
-    request = replace(request, options=replace(request.options, max_tokens=len(ids) + 1))
-    ask = asking_of(scoring)
-    assert ask(READ, to_read(request)).has_parts
-    [[draft]] = ask(SCORE, [written_by_vllm((*ids, twin.end_tokens[0]))])
-    expected = Answerer(twin, HybridGrad(), by_sentence="drop").scored(QUESTIONS[0], TEXT).verdict
-    assert len(draft.verdict.sentences) == len(expected.sentences) == 3
-    for mine, its in zip(draft.verdict.sentences, expected.sentences, strict=True):
-        assert (mine.start, mine.end, mine.tokens) == (its.start, its.end, its.tokens)
-        assert mine.uncertainty == pytest.approx(its.uncertainty, rel=1e-4)
-    own = draft.verdict.details.settings
-    assert own == {**(expected.details.settings or {}), "dtype": own["dtype"]}
-
-
 async def written_in_parts(
-    ask: Callable[..., Any], parts: Parts, ids: Sequence[int], name: str, part: Part, codec: Codec
+    ask: Callable[..., Any], scores: Round[Any, Any], ids: Sequence[int], name: str, let: LetThrough, codec: Codec
 ) -> Verdict:
     """The undecided verdict on an answer of these tokens, whose sentences leave while it is written."""
-    options = GenerationOptions(max_tokens=len(ids))
+    options, part = GenerationOptions(max_tokens=len(ids)), Part(name, let, scores)
     read = ask(READ, to_read(replace(request_of(QUESTIONS[0]), options=options), name))
     answer = BegunAnswer(codec, read, options, part.open.add)
-
-    async def write() -> None:
-        with parts.writing(part):
-            for token in ids:
-                answer.add([token])
-                parts.step(part)
-                for _ in range(4):
-                    await asyncio.sleep(0)
-                if part.tokens is not None:
-                    break
-
-    await asyncio.gather(write(), parts.let_through(name, part, answer))
+    for token in ids:
+        answer.add([token])
+        if not part.goes_on(answer):
+            break
+        for _ in range(4):
+            await asyncio.sleep(0)
+    await part.end()
     sent = (tuple(answer.ids[: part.tokens]),)
-    [[draft]] = ask(
-        SCORE, [Written(names=(name,), answers=sent, stopped=part.tokens is not None, known=part.let.known)]
-    )
+    [[draft]] = ask(SCORE, [Written(names=(name,), answers=sent, stopped=part.tokens is not None, known=let.known)])
     return draft.verdict
 
 
@@ -197,13 +173,13 @@ async def test_sentences_leave_while_their_answer_is_written(twin: TwinLanguageM
     def gone(_: object) -> None:
         raise AnswerCancelledError("the reader has left")
 
-    parts, high = Parts(score), max(first, second, third) * 1.001
+    scores, high = Round[Any, Any](score), max(first, second, third) * 1.001
     pieces = [list[Any]() for _ in range(3)]
     wanted = [high, high, (first + second) / 2]
     answers = [*((at, own.append) for at, own in zip(wanted, pieces, strict=True)), (high, gone)]
     whole, other, cut, left = await asyncio.gather(
         *(
-            written_in_parts(ask, parts, ids, str(number), Part(LetThrough(terms_of(at), hear)), twin._writer)
+            written_in_parts(ask, scores, ids, str(number), LetThrough(terms_of(at), hear), twin._writer)
             for number, (at, hear) in enumerate(answers)
         ),
         return_exceptions=True,

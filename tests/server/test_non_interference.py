@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -165,11 +164,3 @@ async def test_fields_that_change_no_answer_change_no_decision(
     assert [records[0][name] for name in DECISION] == [records[1][name] for name in DECISION]
     details = [one["details"] for one in records]
     assert [details[0][name] for name in OF_POLICY] == [details[1][name] for name in OF_POLICY]
-
-
-@pytest.mark.parametrize("more", MORE)
-async def test_what_a_client_gets_of_a_withheld_answer_does_not_depend_on_its_cuts(serve: Serve, more: Any) -> None:
-    async with serve(NONE) as client:
-        plain, other = [await client.post(CHAT, json=asking(stream=True, **one)) for one in ({}, more)]
-    without_usage = [line for line in alike(other)[1].splitlines() if '"choices":[]' not in line and line]
-    assert without_usage == [line for line in alike(plain)[1].splitlines() if line]

@@ -145,26 +145,6 @@ def test_the_pages_say_partly_withheld_where_it_is_so(tmp_path: Path) -> None:
     assert found.stdout.strip().split(",") == [whole, part_of, whole, whole, part_of, whole]
 
 
-async def test_only_the_log_makes_a_grade_a_random_one(serve: Serve, tmp_path: Path) -> None:
-    """A client grades its own answers: neither its word nor their number breaks or keeps a promise."""
-    calibration = made()
-    with DecisionLog(tmp_path / "log.db") as log:
-        async with serve(Policy.from_calibration(calibration), service={"log": log}) as client:
-            first, *others = written(log, 30, calibration_id=calibration.id)
-            log.database.mark_drawn([first])
-            for way in ("random", "all", "user", None):
-                stated = await client.post("/v1/feedback", json={"decision_id": first, "right": True, "sampling": way})
-                assert stated.status_code == 400
-                assert "sampling" in stated.json()["error"]["message"]
-            for one in others:
-                given = (await client.post("/v1/feedback", json={"decision_id": one, "right": False})).json()
-                assert (given["sampling"], "not drawn it at random" in given["note"]) == ("user", True)
-            given = (await client.post("/v1/feedback", json={"decision_id": first, "right": True})).json()
-            assert (given["sampling"], given["note"]) == ("random", None)
-            (promise,) = (await client.get("/v1/promises")).json()["data"]
-            assert (promise["state"], promise["labels"], promise["wrong"]) == ("unknown", 1, 0)
-
-
 async def test_a_reader_can_tell_from_the_page_whether_the_promise_holds(serve: Serve, tmp_path: Path) -> None:
     """The words of each state come from the route that the page shows; before the first answer, too."""
     calibration = made()

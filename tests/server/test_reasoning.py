@@ -10,12 +10,13 @@ import httpx
 import pytest
 
 from semgrad_guard import GenerationOptions, HybridGrad, Policy
+from semgrad_guard.guard import Answerer
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.upstream import RemoteServer, Upstream
 from tests.pairwise import in_turn
 from tests.thinking import ANSWERS, THOUGHTS, thinking_model, written
 
-from .conftest import ALL, Serve, asking, events
+from .conftest import ALL, Serve, asking, bodies, events
 
 CHAT = "/v1/chat/completions"
 QUESTION = next(iter(ANSWERS))
@@ -27,7 +28,7 @@ NONE = Policy(threshold=-1.0, on_cut="score")
 def delivered(response: httpx.Response, *, stream: bool) -> tuple[str, str, dict[str, Any]]:
     """The content, the reasoning, and the verdict."""
     assert response.status_code == 200, response.text
-    found = events(response.text) if stream else [response.json()]
+    found = bodies(response)
     parts = [choice.get("delta", choice.get("message")) for event in found for choice in event["choices"]]
     content, thought = ("".join(part.get(name) or "" for part in parts) for name in ("content", "reasoning_content"))
     return content, thought, found[-1]["choices"][0]["logprobs"]["semgrad_guard"]
@@ -92,7 +93,7 @@ def writing(fields: dict[str, Any], usage: dict[str, Any]) -> httpx.MockTranspor
 
 @pytest.fixture
 async def scorer() -> AsyncIterator[Scheduler]:
-    made = Scheduler(thinking_model(), HybridGrad(), served=True)
+    made = Scheduler(Answerer(thinking_model(), HybridGrad(), served=True))
     yield made
     made.close()
 

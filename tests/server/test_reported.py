@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import httpx
 import pytest
 
 from semgrad_guard import Calibration, LanguageModel, Policy, calibrate
+from semgrad_guard.adapters.calls import AnswerForm
 from semgrad_guard.errors import BindingMismatchError
+from semgrad_guard.guard import calibrate_fields
 from semgrad_guard.guard.reported import ReportedScorer, prompt_of
+from semgrad_guard.guard.verdicts import RecordedDraft
 from semgrad_guard.records import Message
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.assembly import assemble
@@ -23,7 +27,7 @@ from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.upstream import Upstream
 from tests.pairwise import in_turn
 
-from .conftest import ALL, NONE, OPTIONS, Serve, asking, events
+from .conftest import ALL, NONE, OPTIONS, Serve, asking, bodies, events, text_in
 
 CHAT = "/v1/chat/completions"
 
@@ -33,7 +37,7 @@ def queue(**given: Any) -> ReportedQueue:
 
 
 def shown(found: list[dict[str, Any]]) -> str:
-    return "".join(c.get("delta", c.get("message")).get("content") or "" for e in found for c in e["choices"])
+    return text_in(found)
 
 
 @in_turn(estimator=["max_probability", "gnll", "top_entropy"], stream=[False, True])
@@ -61,7 +65,7 @@ async def test_the_scores_are_those_of_the_upstreams_own_tokens(
         async with serve(policy, mode=mode, upstream=upstream, scheduler=scores) as client:
             response = await client.post(CHAT, json=asking(stream=stream, logprobs=stream or None))
             assert response.status_code == 200, response.text
-            found = events(response.text) if stream else [response.json()]
+            found = bodies(response)
             assert shown(found) == text
             given = found[-1]["choices"][0]["logprobs"]
             record = given["semgrad_guard"]
@@ -226,3 +230,37 @@ def test_a_server_without_a_scorer_is_bound_to_its_calibration(tmp_path: Any) ->
         started(calibrated(), estimator="gnll")
     with pytest.raises(BindingMismatchError, match="scores of a local model"):
         started(calibrated(settings={}))
+
+
+def written_as(city: str, people: int) -> tuple[str, list[dict[str, Any]]]:
+    """A structured answer of which the number of people is doubtful, and its tokens."""
+    sure = ['{"city": "', city, '", "people": ']
+    entries = (
+        [token(text, -0.01) for text in sure] + [token(digit, -2.0) for digit in str(people)] + [token("}", -0.01)]
+    )
+    return "".join(entry["token"] for entry in entries), entries
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_doubtful_value_of_a_structured_answer_is_null(serve: Serve, stream: bool) -> None:
+    """Whatever it was: neither its digits nor their number are in a response."""
+    schema = {"properties": {"city": {"type": "string"}, "people": {"type": ["integer", "null"]}}}
+    form = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+    drafts, scorer = list[tuple[RecordedDraft, Any]](), ReportedScorer("tiny")
+    for number in range(80):
+        text, entries = written_as(f"city {number}", number)
+        verdict = scorer.verdict(text, entries, options={}, prompt=prompt_of([Message("user", "hello")]))
+        parts = scorer.parts(entries, (), AnswerForm.of({"response_format": form}).structure)
+        draft = RecordedDraft(verdict.revised(**parts), prompt_of([Message("user", "hello")]))
+        drafts.append((draft, {"city": f"city {number}", "people": -1}))
+    policy = Policy.from_calibration(calibrate_fields(drafts, alpha=0.2, delta=0.1))
+    found = set[str]()
+    for people in (2, 31234567):
+        text, entries = written_as("Oslo", people)
+        scores = queue()
+        upstream = Upstream(RemoteServer("http://other/v1", transport=saying(text, entries)), scores)
+        async with serve(policy, upstream=upstream, scheduler=scores) as client:
+            response = await client.post(CHAT, json=asking(stream=stream, response_format=form, logprobs=True))
+        assert shown(bodies(response)) == '{"city": "Oslo", "people": null}'
+        found.add(re.sub(r'chatcmpl-\w+|"created": ?\d+', "", response.text))
+    assert len(found) == 1, found

@@ -95,24 +95,3 @@ async def test_a_token_across_a_border_counts_for_the_later_sentence(serve: Serv
         chunks = events((await client.post(CHAT, json=asking(stream=True))).text)
     pieces = [text for chunk in chunks for one in chunk["choices"] if (text := one["delta"].get("content"))]
     assert pieces == [SENTENCES[0], CLOSING_LINE]
-
-
-@pytest.mark.parametrize(
-    ("values", "cuts", "due"),
-    [
-        ((-0.1,) * 12, {"max_tokens": 40, "stop": ["zz"]}, list(SENTENCES)),
-        ((-0.1,) * 12, {"max_tokens": 6}, [SENTENCES[0], "Rome is"]),
-        ((-0.1,) * 12, {"stop": [". R"]}, ["Paris is old"]),
-        ((-0.1,) * 12, {"stop": [". Ro", ". X"]}, ["Paris is old"]),
-        ((-0.1,) * 12, {"stop": [". O"]}, [SENTENCES[0], "Rome is new"]),
-        (DOUBT, {"stop": "ld. Osl", "max_tokens": 40}, ["Paris is o"]),
-        (DOUBT, {"max_tokens": 6}, [SENTENCES[0], "Oslo"]),
-    ],
-)
-async def test_a_clients_cuts(serve: Serve, values: tuple[Any, ...], cuts: dict[str, Any], due: list[str]) -> None:
-    scores = ReportedQueue(ReportedScorer("tiny", by_sentence="drop"))
-    async with serve(POLICY, upstream=upstream(scores, values, []), scheduler=scores, by_sentence="drop") as client:
-        response = await client.post(CHAT, json=asking(stream=True, **cuts))
-    chunks = events(response.text)
-    assert [text for chunk in chunks for one in chunk["choices"] if (text := one["delta"].get("content"))] == due
-    assert "Rome" not in response.text or "Rome" in "".join(due)

@@ -8,6 +8,8 @@ from pathlib import Path
 from semgrad_guard import LanguageModel, calibrate
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.decision_log.decision_log import DecisionLog
+from semgrad_guard.guard import escalated, external, unscored
+from tests.decision_log.test_savings import decision
 
 from .conftest import ALL, NONE, OPTIONS, Serve, asking, events
 
@@ -149,3 +151,25 @@ async def test_what_is_delivered_counts_as_delivered(serve: Serve, tmp_path: Pat
         text = (await client.get("/metrics")).text
         assert 'semgrad_guard_requests_total{action="abstain",model="tiny"} 1.0' in text
         assert "# TYPE semgrad_guard_log_failures_total counter" in text
+
+
+async def test_savings_are_told_by_blocks_of_requests(serve: Serve, tmp_path: Path) -> None:
+    """By the route that the page shows, and by the metrics; no scrape tells of one draft."""
+    here = {"prompt_tokens": 9, "draft_tokens": 5, "seconds": 1.0}
+    with DecisionLog(tmp_path / "log.db") as log:
+        log.database.add([decision(n, "answer", **here) for n in range(25)] + [decision(99, "escalate", **here)])
+        async with serve(NONE, service={"log": log}) as client:
+            found = (await client.get("/v1/savings", params={"since": "2025-01-01"})).json()
+            assert (await client.get("/v1/savings", params={"since": "soon"})).status_code == 400
+            metrics = client.service.metrics
+            for number in range(39):
+                draft = unscored("x", reason="", scored_tokens=3)
+                metrics.decided("tiny", escalated(draft, external("y", answer_tokens=7)))
+                text = (await client.get("/metrics")).text
+                drafts = 'semgrad_guard_draft_tokens_total{model="tiny"}'
+                assert (f"{drafts} 60.0" in text) == (number >= 19)
+                assert (drafts in text) == (number >= 19)
+            assert 'semgrad_guard_target_tokens_total{kind="completion",model="tiny"} 273.0' in text
+    assert found["sums"]["answer"]["prompt_tokens"] == 180
+    assert found["words"][0].startswith("Of 26 requests 25 (96%) were answered here, 1 (4%) escalated")
+    assert "of 20 answered here: 180 prompt and 100 answer tokens" in found["words"][1]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from semgrad_guard import HybridGrad, LanguageModel, Policy, calibrate
+from semgrad_guard import Policy, calibrate
 from semgrad_guard.guard import binding_of
 from semgrad_guard.records import Message
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.upstream import RemoteServer, Upstream
 from semgrad_guard.server.writing import ForeignText
 
-from .conftest import Serve, asking, events
+from .conftest import Serve, asking, bodies
 
 SAID = "a written answer"
 CHUNK = '{"choices":[{"index":0,"delta":{"content":"%s"},"finish_reason":"stop"}]}'
@@ -29,13 +28,6 @@ class Fixed(httpx.AsyncBaseTransport):
         if b'"stream":true' in await request.aread():
             return httpx.Response(200, text=f"data: {CHUNK % SAID}\n\ndata: [DONE]\n\n")
         return httpx.Response(200, text=WHOLE % SAID)
-
-
-@pytest.fixture
-def scorer(language_model: LanguageModel) -> Iterator[Scheduler]:
-    made = Scheduler(language_model, HybridGrad(), served=True)
-    yield made
-    made.close()
 
 
 async def served_policy(scorer: Scheduler) -> Policy:
@@ -56,7 +48,7 @@ async def test_options_that_the_calibration_did_not_have_are_not_promised(
 
         async def record_of(**more: Any) -> dict[str, Any]:
             response = await client.post("/v1/chat/completions", json=asking(stream=stream, **more))
-            found = events(response.text) if stream else [response.json()]
+            found = bodies(response)
             record = found[-1]["choices"][0]["logprobs"]["semgrad_guard"]
             assert record["promised"] == (record["details"]["unfamiliar"] == [])
             return record

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 import pytest
 
 from semgrad_guard import HybridGrad, LanguageModel, Message, Policy
+from semgrad_guard.guard import Answerer
 from semgrad_guard.server.remote import events as events_of
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.upstream import RemoteServer, Upstream
@@ -17,19 +18,12 @@ from semgrad_guard.server.writing import ForeignText
 from tests.ports import free_port
 from tests.steps import LIMIT
 
-from .conftest import ALL, NONE, Serve, asking, events
+from .conftest import ALL, NONE, Serve, asking, events, text_in
 from .test_upstream import CHAT, answering, completion, sends
 
 ANY = Policy(threshold=1e9, on_unscored="answer", on_cut="score")
 END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
 DONE = "data: [DONE]\n\n"
-
-
-@pytest.fixture
-def scorer(language_model: LanguageModel) -> Iterator[Scheduler]:
-    made = Scheduler(language_model, HybridGrad(), served=True)
-    yield made
-    made.close()
 
 
 def event(value: Any) -> str:
@@ -115,7 +109,7 @@ async def test_what_a_stream_means_is_delivered(serve: Serve, scorer: Scheduler,
             response = await client.post(CHAT, json=asking(stream=True))
         await upstream.server.close()
     assert response.status_code == 200, response.text
-    assert "".join(c["delta"].get("content") or "" for e in events(response.text) for c in e["choices"]) == text
+    assert text_in(events(response.text)) == text
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -302,7 +296,7 @@ async def test_a_prompt_that_is_too_long_for_the_scorer(
     serve: Serve, make_language_model: Callable[..., LanguageModel]
 ) -> None:
     """The upstream may read more than the local model."""
-    scorer = Scheduler(make_language_model(max_position_embeddings=64), HybridGrad(), served=True)
+    scorer = Scheduler(Answerer(make_language_model(max_position_embeddings=64), HybridGrad(), served=True))
     upstream = Upstream(RemoteServer("http://other/v1", transport=recording([])), scorer)
     async with serve(ANY, mode="annotate", upstream=upstream, scheduler=scorer) as client:
         found = (await client.post(CHAT, json=asking("word " * 100))).json()

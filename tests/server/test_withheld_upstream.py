@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from semgrad_guard import HybridGrad, LanguageModel
+from semgrad_guard.guard import Answerer
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.upstream import RemoteServer, RemoteTarget, Upstream
 from tests.engine.chat_templates import template
@@ -44,11 +45,8 @@ class Sending(httpx.AsyncBaseTransport):
 
 @pytest.fixture
 async def scorer(make_language_model: Callable[..., LanguageModel]) -> AsyncIterator[Scheduler]:
-    made = Scheduler(
-        make_language_model(chat_template=template("qwen2.5"), words=CALLS, max_position_embeddings=8192),
-        HybridGrad(),
-        served=True,
-    )
+    model = make_language_model(chat_template=template("qwen2.5"), words=CALLS, max_position_embeddings=8192)
+    made = Scheduler(Answerer(model, HybridGrad(), served=True))
     yield made
     made.close()
 

@@ -91,7 +91,7 @@ def serving(folder: Path, log: Path, *, worker: str = WORKER, **settings: Any) -
 @pytest.fixture(scope="module")
 def annotated(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
     log = tmp_path_factory.mktemp("said") / "said.txt"
-    with serving(folder, log, mode="annotate", max_tokens=20, threshold=1.0, allow_override=["mode"]) as client:
+    with serving(folder, log, mode="annotate", max_tokens=20, threshold=1.0) as client:
         yield client
 
 
@@ -279,16 +279,13 @@ def test_thoughts(tmp_path: Path) -> None:
     own = LanguageModel.from_pretrained(str(folder), dtype="float32")
     expected = own.generate(QUESTIONS[0], GenerationOptions(max_tokens=30, max_thinking_tokens=9))
     assert expected.reasoning is not None
-    settings: Any = {
-        "threshold": 1e9,
-        "allow_override": ["threshold", "mode"],
-        "max_tokens": 30,
-        "max_thinking_tokens": 9,
-    }
-    with serving(folder, log, **settings) as client:
+    settings: Any = {"max_tokens": 30, "max_thinking_tokens": 9}
+    with serving(folder, log, threshold=1e9, **settings) as client:
         reply, (text, _) = ask(client, QUESTIONS[0]), stream(client, QUESTIONS[0])
-        held = ask(client, QUESTIONS[0], semgrad_guard={"threshold": -1.0})
-        _, live = stream(client, QUESTIONS[0], semgrad_guard={"mode": "annotate"})
+    with serving(folder, log, threshold=-1.0, **settings) as client:
+        held = ask(client, QUESTIONS[0])
+    with serving(folder, log, mode="annotate", **settings) as client:
+        _, live = stream(client, QUESTIONS[0])
     message = reply["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == (expected.text, expected.reasoning.text)
     assert text == expected.text

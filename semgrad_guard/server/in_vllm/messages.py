@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -15,7 +15,7 @@ from semgrad_guard.engine.prompts.responses import Thinking
 from semgrad_guard.engine.sentences import By, Span
 from semgrad_guard.errors import SemGradGuardError
 from semgrad_guard.guard import Draft
-from semgrad_guard.records import PromptForm, Verdict
+from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.writing import AnswerRequest, ForeignText
@@ -82,29 +82,10 @@ class Begun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoredDraft:
-    """A draft (`Draft`). `answer` is None for a text from elsewhere."""
-
-    verdict: Verdict
-    answer: Answer | None
-    prompt: PromptForm | None
-
-    @classmethod
-    def of(cls, draft: Draft[Any]) -> Self:
-        """A draft, to be sent."""
-        return cls(verdict=draft.verdict, answer=draft.answer, prompt=draft.prompt)
-
-    @property
-    def draft(self) -> Draft[Any]:
-        """The draft that was sent."""
-        return Draft(self.verdict, self.answer, self.prompt)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ScoredPart:
     """The part of an answer that has ended. With its first `tokens` the answer would end behind its last sentence."""
 
-    draft: ScoredDraft
+    draft: Draft[None]
     tokens: int
 
 
@@ -163,6 +144,7 @@ OPEN = Call("open", TypeAdapter(Opening), TypeAdapter(str))
 READ = Call("read", TypeAdapter(ToRead), TypeAdapter(Read))
 SENTENCES = Call("sentences", TypeAdapter(list[Begun]), TypeAdapter(list[ScoredPart | Failed | None]))
 """None where an answer's tokens spell another text."""
-SCORE = Call("score", TypeAdapter(list[Written]), TypeAdapter(list[list[ScoredDraft] | Failed]))
-ELSEWHERE = Call("elsewhere", TypeAdapter(ForeignText), TypeAdapter(ScoredDraft))
+SCORE = Call("score", TypeAdapter(list[Written]), TypeAdapter(list[list[Draft[Answer]] | Failed]))
+ELSEWHERE = Call("elsewhere", TypeAdapter(ForeignText), TypeAdapter(Draft[None]))
 SEGMENTS = Call("segments", TypeAdapter(tuple[ForeignText, By]), TypeAdapter(Segments))
+CALLS: Mapping[str, Call[Any, Any]] = {call.name: call for call in (READ, SENTENCES, SCORE, ELSEWHERE, SEGMENTS)}

@@ -24,16 +24,16 @@ from semgrad_guard.server.in_vllm.messages import (
     SCORE,
     SEGMENTS,
     SENTENCES,
+    Begun,
     Call,
     Opening,
     Read,
-    ScoredDraft,
+    ScoredPart,
     ToRead,
     Written,
 )
-from semgrad_guard.server.in_vllm.parts import BegunAnswer, Part, Parts
-from semgrad_guard.server.in_vllm.rounds import Round
-from semgrad_guard.server.scheduler import ModelQueue
+from semgrad_guard.server.in_vllm.parts import BegunAnswer, Part, Round
+from semgrad_guard.server.scheduler import RETRY, ModelQueue
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.writing import AnswerRequest, ForeignText
 from semgrad_guard.vllm.engine import sampling_of
@@ -41,8 +41,6 @@ from semgrad_guard.vllm.shared_weights import library
 
 A = TypeVar("A")
 R = TypeVar("R")
-_RETRY = 5
-"""Seconds after which a refused client may try again."""
 _ENDED = "vLLM's engine has ended; no request can be answered. Start it again"
 
 
@@ -60,8 +58,9 @@ class WorkerQueue(ModelQueue):
     def __init__(self, client: Any, name: str, estimator: Estimator, codec: Codec, *, limit: int) -> None:
         self.name, self.estimator_name, self.limit = name, estimator.name, limit
         self._client, self._running = client, 0
-        self._codec, self._parts = codec, Parts(partial(self._call, SENTENCES))
-        self._finished: Round[Written, list[ScoredDraft]] = Round(partial(self._call, SCORE))
+        self._codec = codec
+        self._parts: Round[Begun, ScoredPart | None] = Round(partial(self._call, SENTENCES))
+        self._finished: Round[Written, list[Draft[Answer]]] = Round(partial(self._call, SCORE))
         self._abandoned: list[str] = []  # names of answers whose callers have left
 
     @property
@@ -89,8 +88,8 @@ class WorkerQueue(ModelQueue):
     async def answer(self, request: AnswerRequest) -> list[Draft[Answer]]:
         if self.is_full:
             raise QueueFullError(
-                f"{self._running} requests are with {self.name} already, which is the limit. Try again in {_RETRY} s",
-                retry_after=_RETRY,
+                f"{self._running} requests are with {self.name} already, which is the limit; try again later",
+                retry_after=RETRY,
             )
         self._running += 1
         try:
@@ -99,7 +98,7 @@ class WorkerQueue(ModelQueue):
             self._running -= 1
 
     async def judged(self, text: ForeignText) -> Draft[None]:
-        return (await ain_time(self._call(ELSEWHERE, text))).draft
+        return await ain_time(self._call(ELSEWHERE, text))
 
     async def segments(self, text: ForeignText, by: By) -> list[tuple[Segment, float | None]]:
         segments = await ain_time(self._call(SEGMENTS, (text, by)))
@@ -113,7 +112,7 @@ class WorkerQueue(ModelQueue):
         try:
             read = await self._call(READ, ToRead(request=request, names=names, abandoned=abandoned))
             abandoned = ()  # the worker knows them
-            part = _part(request, read)
+            part = self._part(names[0], request, read)
             # Text that may turn out to be a call is not shown before it is known to be none.
             shown = None if request.form.tools or request.count > 1 else request.on_piece
             listener = shown if part is None else part.open.add
@@ -121,19 +120,16 @@ class WorkerQueue(ModelQueue):
             async with asyncio.TaskGroup() as group:
                 for name, options, answer in zip(names, read.options, answers, strict=True):
                     group.create_task(self._write(answer, self._generate(name, read, options), part))
-                if part is not None:
-                    group.create_task(self._parts.let_through(names[0], part, answers[0]))
             tokens, known = part and part.tokens, part and part.let.known
             ids = tuple(tuple(answer.ids[:tokens]) for answer in answers)
             written = Written(names=names, answers=ids, stopped=tokens is not None, known=known)
-            scored = await self._finished.result(written)
+            return await self._finished.result(written)
         except BaseException as error:
             self._abandoned += [*abandoned, *names]  # the worker learns it with the next request
             together: tuple[BaseException, ...] = getattr(error, "exceptions", ())  # of tasks that failed together
             if together:
                 raise together[0] from None
             raise
-        return [one.draft for one in scored]
 
     def _generate(self, name: str, read: Read, options: GenerationOptions) -> Any:
         """vLLM's outputs of one answer."""
@@ -149,20 +145,28 @@ class WorkerQueue(ModelQueue):
     async def _write(self, answer: BegunAnswer, outputs: Any, part: Part | None) -> None:
         """Take in the tokens of one answer; leaving early has vLLM end it."""
         try:
-            with self._parts.writing(part):
-                async for output in outputs:
-                    (completion,) = output.outputs
-                    answer.add(completion.token_ids)
-                    if part is not None:
-                        self._parts.step(part)
-                        if part.tokens is not None:
-                            break
+            async for output in outputs:
+                (completion,) = output.outputs
+                answer.add(completion.token_ids)
+                if part is not None and not part.goes_on(answer):
+                    break
+            if part is not None:
+                await part.end()
         except (ValueError, library("vllm.exceptions").VLLMClientError) as error:
             raise InputError(f"vLLM does not take this request: {error}") from error
         except library("vllm.v1.engine.exceptions").EngineDeadError as error:
             raise ScoringError(_ENDED) from error
         finally:
             await outputs.aclose()
+            if part is not None:
+                await part.close()
+
+    def _part(self, name: str, request: AnswerRequest, read: Read) -> Part | None:
+        """The part of an answer that may leave before its end; None where nothing may."""
+        terms, on_piece = request.terms, request.on_piece
+        if terms is None or on_piece is None or not terms.delivers_early or not read.has_parts:
+            return None
+        return Part(name, LetThrough(terms, on_piece), self._parts)
 
     async def _call(self, call: Call[A, R], sent: A) -> R:
         payload = call.sent.dump_json(sent).decode()
@@ -176,11 +180,3 @@ class WorkerQueue(ModelQueue):
                 f"semgrad_guard.server.in_vllm.worker.ScoringWorker ({type(error).__name__})"
             ) from error
         return call.read(reply)
-
-
-def _part(request: AnswerRequest, read: Read) -> Part | None:
-    """The part of an answer that may leave before its end; None where nothing may."""
-    terms, on_piece = request.terms, request.on_piece
-    if terms is None or on_piece is None or not terms.delivers_early or not read.has_parts:
-        return None
-    return Part(LetThrough(terms, on_piece))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -10,11 +10,14 @@ import torch
 from semgrad_guard.engine.answers.writing import BatchRequest
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import UnsupportedModelError
+from semgrad_guard.guard import Answerer, Draft
 from semgrad_guard.guard.familiarity import judged_by
 from semgrad_guard.loading import load_estimator
 from semgrad_guard.records import Verdict
+from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.assembly import options_of, policy_of
 from semgrad_guard.server.in_vllm.messages import (
+    CALLS,
     ELSEWHERE,
     OPEN,
     READ,
@@ -25,13 +28,12 @@ from semgrad_guard.server.in_vllm.messages import (
     Failed,
     Opening,
     Read,
-    ScoredDraft,
     ScoredPart,
     Segments,
     ToRead,
     Written,
 )
-from semgrad_guard.server.writing import Assignment, ForeignText, Writer
+from semgrad_guard.server.writing import Assignment, ForeignText, judged, segments
 from semgrad_guard.vllm.engine import require_taken
 from semgrad_guard.vllm.language_model import TwinLanguageModel
 from semgrad_guard.vllm.listener import Listener, VLLMAnswer
@@ -83,37 +85,32 @@ class Scoring:
 
     def __init__(self, model: TwinLanguageModel, opening: Opening, config: Any, listener: Listener) -> None:
         policy = policy_of(opening.settings, opening.name)
-        self._model, self._estimator = model, load_estimator(opening.settings.estimator, policy)
-        if self._estimator.objective.gradients:
-            self._estimator.objective.span(model.n_layers)  # refused here, and not at each request
+        self._model, estimator = model, load_estimator(opening.settings.estimator, policy)
+        if estimator.objective.gradients:
+            estimator.objective.span(model.n_layers)  # refused here, and not at each request
         by_sentence = judged_by(policy.calibration, opening.settings.by, opening.settings.on_doubt)
-        self._writer, self._config = Writer(model, self._estimator, by_sentence=by_sentence), config
-        self._has_sentences = (
-            by_sentence is not None and self._estimator.objective.gradients
-        )  # with replays of their own
-        self._written = model.written(self._estimator.objective, listener)
+        self._answerer = Answerer(model, estimator, options_of(opening.settings), by_sentence=by_sentence)
+        policy.check(self._answerer.binding())
+        self._has_sentences = by_sentence is not None and estimator.objective.gradients  # with replays of their own
+        self._config, self._written = config, model.written(estimator.objective, listener)
         self._answers: dict[str, tuple[Assignment, VLLMAnswer]] = {}
-        policy.check(self._writer.answerer(options_of(opening.settings)).binding())
 
     @torch.inference_mode(False)
     def answered(self, name: str, payload: str) -> str:
         """The answer to a message."""
-        match name:
-            case READ.name:
-                return READ.answered(payload, self._read)
-            case SENTENCES.name:
-                return SENTENCES.answered(payload, self._sentences)
-            case SCORE.name:
-                return SCORE.answered(payload, self._score)
-            case SEGMENTS.name:
-                return SEGMENTS.answered(payload, self._segments)
-            case _:
-                return ELSEWHERE.answered(payload, lambda text: ScoredDraft.of(self._writer.judged(text)))
+        work: Mapping[str, Callable[[Any], Any]] = {
+            READ.name: self._read,
+            SENTENCES.name: lambda begun: _together(begun, self._parts),
+            SCORE.name: self._score,
+            SEGMENTS.name: self._segments,
+            ELSEWHERE.name: lambda text: judged(text, self._answerer),
+        }
+        return CALLS[name].answered(payload, work[name])
 
     def _read(self, request: ToRead) -> Read:
         for name in request.abandoned:
             self._let_go(name)
-        assignment = self._writer.assigned(request.request)
+        assignment = Assignment.of(request.request, self._answerer)
         require_taken(assignment.options[0], self._config)
         for name, options in zip(request.names, assignment.options, strict=True):
             self._answers[name] = assignment, self._written.begin(name, BatchRequest(assignment.prompt, options))
@@ -138,9 +135,6 @@ class Scoring:
             row.end(len(tokens))
         return row
 
-    def _sentences(self, begun: list[Begun]) -> list[ScoredPart | Failed | None]:
-        return _together(begun, self._parts)
-
     def _parts(self, begun: Sequence[Begun], *, again: bool) -> Sequence[ScoredPart | None]:
         assignments = [self._answers[one.name][0] for one in begun]
         with self._model.turn:  # in which the model is looked at once
@@ -148,11 +142,11 @@ class Scoring:
             ended = self._written.ended(rows, [one.spans for one in begun], [_count(one.known) for one in begun])
             self._written.let_go([(row, found.scored) for row, found in zip(rows, ended, strict=True) if found])
             return [
-                found and ScoredPart(draft=ScoredDraft.of(own.opened(found, one.known)), tokens=found.tokens)
+                found and ScoredPart(draft=own.opened(found, one.known), tokens=found.tokens)
                 for own, one, found in zip(assignments, begun, ended, strict=True)
             ]
 
-    def _score(self, written: list[Written]) -> list[list[ScoredDraft] | Failed]:
+    def _score(self, written: list[Written]) -> list[list[Draft[Answer]] | Failed]:
         try:
             return _together(written, self._drafts)
         finally:
@@ -160,7 +154,7 @@ class Scoring:
                 for name in one.names:
                     self._let_go(name)
 
-    def _drafts(self, written: Sequence[Written], *, again: bool) -> Sequence[list[ScoredDraft]]:
+    def _drafts(self, written: Sequence[Written], *, again: bool) -> Sequence[list[Draft[Answer]]]:
         with self._model.turn:  # in which the model is looked at once
             rows = [
                 self._told(name, own, stopped=one.stopped, again=again)
@@ -170,18 +164,13 @@ class Scoring:
             known = [_count(one.known) for one in written for _ in one.names] if self._has_sentences else ()
             generations = iter(self._written.generations(rows, known))
             return [
-                [
-                    ScoredDraft.of(draft)
-                    for draft in self._writer.drafts(
-                        self._answers[one.names[0]][0], [next(generations) for _ in one.names], known=one.known
-                    )
-                ]
+                self._answers[one.names[0]][0].drafts([next(generations) for _ in one.names], known=one.known)
                 for one in written
             ]
 
     def _segments(self, text_and_kind: tuple[ForeignText, By]) -> Segments:
-        segments = self._writer.segments(*text_and_kind)
-        return [(segment.text, segment.start, segment.end, value) for segment, value in segments]
+        found = segments(*text_and_kind, self._answerer)
+        return [(segment.text, segment.start, segment.end, value) for segment, value in found]
 
 
 def _count(known: Verdict | None) -> int:

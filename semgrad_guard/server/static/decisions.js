@@ -44,6 +44,12 @@ async function promises() {
   $("#promises").hidden = false;
 }
 
+async function savings() {
+  const { words } = await json(`/v1/savings?since=${$("#since").value}`);
+  $("#savings div").replaceChildren(...words.map((textContent) => element("p", { textContent })));
+  $("#savings").hidden = !words.length;
+}
+
 const query = (more = {}) => new URLSearchParams({ since: $("#since").value, ...($("#action").value && { action: $("#action").value }), ...more });
 
 // People grade what they can read: a log without texts has a sheet for it (semgrad-guard sample).
@@ -98,6 +104,7 @@ async function show() {
   say("");
   try {
     await withKey(promises);
+    await withKey(savings);
     await withKey(() => list(null));
   } catch (error) { say(error.message, true); }
 }
