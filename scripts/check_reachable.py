@@ -27,6 +27,9 @@ from semgrad_guard.calibration.thresholds import Reachable
 SIZES = (50, 100, 200, 300)
 ALPHAS = (0.05, 0.1, 0.2, 0.3, 0.4)
 SHARES = (0.2, 0.3, 0.5, 0.7)
+STARTS = (gates.START, 0.55)
+"""The shares of the answers at the first gates of two walks."""
+WITHHELD = 0.3
 POPULATIONS = (
     *DESIGNS,
     JUST_ABOVE,
@@ -61,6 +64,23 @@ def reachable_by_hand(scores: Floats, wrong: Bools, alpha: float) -> Outcome:
     rows = rows_to_grade(scores, alpha=alpha, by_hand=len(scores) // 3)
     own, labels = scores[rows], wrong[rows]
     return _or_reachable(gates.walk(own, labels, alpha=alpha, delta=DELTA, known=scores), alpha=alpha)
+
+
+def some_withheld(scores: Floats, wrong: Bools, alpha: float) -> Outcome:
+    """A fifth of the answers abstain and a tenth are cut off: neither is walked over, nor delivered."""
+    kept = np.random.default_rng(np.abs(scores).view(np.uint64)).random(len(scores)) >= WITHHELD
+    return reachable(scores[kept], wrong[kept], alpha)
+
+
+def two_walks(scores: Floats, wrong: Bools, alpha: float) -> Outcome:
+    """Two walks that share delta, one from later on; where neither has a threshold, the first gate of the earlier."""
+    order = np.argsort(scores)
+    rising, errors = scores[order], np.cumsum(wrong[order], dtype=np.intp)
+    early, late = (
+        gates.walk_sorted(rising, errors, alpha=alpha, delta=DELTA / 2, start=start, ahead=False) for start in STARTS
+    )
+    found = [walk.threshold for walk in (early, late) if walk.threshold is not None]
+    return (max(found), alpha) if found else _or_reachable(early, alpha=alpha)
 
 
 def first_of_alphas(delta: float) -> Rule:
@@ -122,8 +142,11 @@ Rule = Callable[[Floats, Bools, float], Outcome]
 OFFERED: Mapping[str, Rule] = {
     "the walk, else the reachable promise": reachable,
     "the same with grades by hand": reachable_by_hand,
+    f"the same where {WITHHELD:.0%} abstain or are cut off": some_withheld,
     f"{len(ALPHAS)} alphas in turn, each a try at delta / {len(ALPHAS)}": first_of_alphas(DELTA / len(ALPHAS)),
 }
+PROVED: Mapping[str, Rule] = {"two walks at delta / 2 each, else the promise of the first gate at delta / 2": two_walks}
+"""Valid, and not offered: where risk rises, one walk delivers more."""
 REFUSED: Mapping[str, Rule] = {
     f"{len(ALPHAS)} alphas in turn, each at delta": first_of_alphas(DELTA),
     "falling alphas, each at delta": falling_alphas,
@@ -131,7 +154,7 @@ REFUSED: Mapping[str, Rule] = {
     f"the best of {len(SHARES)} shares, each at delta": menu_of_shares(DELTA),
     "a plain threshold by the errors among the labels": plain_threshold,
 }
-RULES = OFFERED | REFUSED
+RULES = OFFERED | PROVED | REFUSED
 
 
 def simulated(
@@ -172,7 +195,7 @@ def page(cells: Cells, *, repetitions: int) -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     for name in RULES:
-        kind = "offered" if name in OFFERED else "refused"
+        kind = "offered" if name in OFFERED else "proved" if name in PROVED else "refused"
         figures = f"{worst(cells, name, hostile=False):.3f} | {worst(cells, name, hostile=True):.3f}"
         lines.append(f"| {name} | {kind} | {figures} | {cells[weak, 100][name][1]:.3f} |")
     return "\n".join([*lines, ""])
@@ -189,7 +212,8 @@ def main() -> int:
     if given.page is not None:
         given.page.write_text(table, encoding="utf-8")
     kept = all(
-        worst(cells, name, hostile=False) <= WITHIN and worst(cells, name, hostile=True) <= HOSTILE for name in OFFERED
+        worst(cells, name, hostile=False) <= WITHIN and worst(cells, name, hostile=True) <= HOSTILE
+        for name in OFFERED | PROVED
     )
     broken = all(worst(cells, name, hostile=False) > DELTA for name in REFUSED)
     return 0 if kept and broken else 1

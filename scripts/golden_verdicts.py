@@ -26,12 +26,13 @@ from semgrad_guard.calibration import AnswerSentences, Binding, Calibration, cal
 from semgrad_guard.errors import SemGradGuardError
 from semgrad_guard.grading import Contains, ExactMatch, Grader
 from semgrad_guard.guard import Policy
+from semgrad_guard.guard.cut_answers import why_unscored
 from semgrad_guard.guard.policy import Terms, settle
 from semgrad_guard.pocket import CALIBRATION_PATH
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.records import PromptForm, SentenceVerdict, Verdict
-from semgrad_guard.settings import Mode, OnDoubt
+from semgrad_guard.settings import Mode, OnCut, OnDoubt
 
 PATH = Path(__file__).parents[1] / "tests" / "golden" / "verdicts.jsonl.gz"
 IDENTITY = ("model", "revision", "fingerprint", "prompt_template")
@@ -107,12 +108,13 @@ def cases(rows: Sequence[Row], facts: Mapping[str, Any]) -> list[Case]:
     if "sentences" in rows[0]:
         return [*_by_sentence(own, base | {"settings": facts["settings"]}, bare, how)]
 
-    def made(part: float, score: str = "hybridgrad", **more: Any) -> Calibration:
+    def made(part: float, score: str = "hybridgrad", on_cut: OnCut | None = None, **more: Any) -> Calibration:
         """A promise of this part of the error rate of the labels."""
         settings = facts["settings"] if score == "hybridgrad" else {"dtype": facts["settings"]["dtype"]}
-        binding = Binding(**base, settings=settings, estimator=score, grader="exact-match", max_tokens=24)
+        bound = {"settings": settings, "estimator": score, "grader": "exact-match", "max_tokens": 24}
+        binding = Binding(**base, **bound, on_cut=on_cut)
         alpha = round(part * labels.count(False) / len(labels), 3)
-        return calibrate([row["scores"].get(score) for row in own], labels, binding=binding, alpha=alpha, **how, **more)
+        return calibrate(_scores(own, score, on_cut or "score"), labels, binding=binding, alpha=alpha, **how, **more)
 
     of, plain, easy = Policy.from_calibration, made(0.7), made(1.15)
     found = [
@@ -124,6 +126,8 @@ def cases(rows: Sequence[Row], facts: Mapping[str, Any]) -> list[Case]:
         Case("calibrated", of(plain), every=1),
         Case("calibrated, easy", of(easy), can_escalate=True),
         Case("calibrated, unfamiliar withheld", of(easy, on_unfamiliar="abstain"), can_escalate=True),
+        Case("cut in the first sentence: unscored", of(made(0.9, on_cut="unscored"))),
+        Case("cut: withheld", of(made(0.9, on_cut="abstain")), can_escalate=True),
         Case("no threshold", of(made(0.01))),
         Case("reachable", of(made(0.2), on_no_threshold="reachable"), can_escalate=True),
         Case("by hand", of(made(0.85, by_hand=120, groups=range(len(own))))),
@@ -132,6 +136,12 @@ def cases(rows: Sequence[Row], facts: Mapping[str, Any]) -> list[Case]:
     embedded = Calibration.load(CALIBRATION_PATH)
     bound = embedded.binding
     return [*found, Case("embedded", of(embedded), every=1)] if bound and bound.model == facts["model"] else found
+
+
+def _scores(rows: Sequence[Row], name: str, on_cut: OnCut) -> list[float | None]:
+    """The scores that count where this rule holds for answers that a limit cut off."""
+    out = [isinstance(row["cut"], int) and why_unscored(row["text"], on_cut) for row in rows]
+    return [None if reason else row["scores"].get(name) for row, reason in zip(rows, out, strict=True)]
 
 
 def _by_sentence(own: Sequence[Row], facts: Mapping[str, Any], bare: Policy, how: Mapping[str, Any]) -> Iterator[Case]:

@@ -158,12 +158,12 @@ def load_policy(calibration: Path | None, options: PolicyOptions | None = None) 
     from semgrad_guard.guard import Policy
 
     options = options or PolicyOptions()
+    how: dict[str, Any] = {"on_unscored": options.on_unscored, "on_cut": options.on_cut}
     if calibration is not None and options.threshold is not None:
         raise InputError(ONE_THRESHOLD)
     if calibration is not None:
-        how: dict[str, Any] = {"on_unscored": options.on_unscored, "on_no_threshold": options.on_no_threshold}
-        return Policy.from_calibration(Calibration.load(calibration), **how)
-    return None if options.threshold is None else Policy(threshold=options.threshold, on_unscored=options.on_unscored)
+        return Policy.from_calibration(Calibration.load(calibration), on_no_threshold=options.on_no_threshold, **how)
+    return None if options.threshold is None else Policy(threshold=options.threshold, **how)
 
 
 def pocket_policy(options: PolicyOptions | None = None) -> Policy | None:

@@ -78,6 +78,9 @@ lets the threshold decide about its answer, outside the promise."""
 OnNoThreshold = Literal["abstain", "reachable"]
 """Where no threshold keeps the promise that was asked for: deliver nothing, or under the promise that the labels
 support."""
+OnCut = Literal["unscored", "abstain", "score"]
+"""For an answer that a limit cut off: one that ends within its first sentence has no score ("unscored"), no such answer
+has one ("abstain"), or each is scored like any other ("score", as for calibrations made before these rules)."""
 JudgedBy = Literal["answer", "sentence"]
 """The unit that is scored, compared with the threshold and promised."""
 OnDoubt = Literal["stop", "drop"]
@@ -178,11 +181,12 @@ class ScoringOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions:
-    """Which answers are let through."""
+    """Which answers are let through. `on_cut` None: as for the calibration's answers; without one "unscored"."""
 
     threshold: Threshold = None
     on_unscored: OnUnscored = "abstain"
     on_no_threshold: OnNoThreshold = "abstain"
+    on_cut: OnCut | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

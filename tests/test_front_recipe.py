@@ -20,7 +20,7 @@ from .test_structure import OPEN, public_names
 (CODE,) = [code for language, code, _ in blocks(ROOT / "CONTRIBUTING.md") if language == "python"]
 QUESTIONS = [{"id": number, "question": f"Where is number {number}?"} for number in range(3)]
 OPTIONS = GenerationOptions(max_tokens=12)
-NOTHING, EVERYTHING = Policy(threshold=0.0), Policy(threshold=1e308)
+NOTHING, EVERYTHING = Policy(threshold=0.0, on_cut="score"), Policy(threshold=1e308, on_cut="score")
 
 
 @pytest.fixture(scope="module")

@@ -25,9 +25,11 @@ from semgrad_guard.calibration import Binding
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import Router, Steps, Work, adrive, asking, drive, recording
+from semgrad_guard.guard.cut_answers import without_cut_score
 from semgrad_guard.guard.verdicts import UNSCORED, RecordedDraft, RecordedScore, binding_of, doubt_of
 from semgrad_guard.questions.job_record import JobRecord, Progress, unwatched
 from semgrad_guard.records import PromptForm
+from semgrad_guard.settings import OnCut
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,12 @@ class Example:
 
     @property
     def question(self) -> str:
-        """The input as text, for graders that read it."""
-        return self.input if isinstance(self.input, str) else json.dumps(self.input, default=str)
+        """The input as text, for graders that read it and for sheets; of a mapping its question, if it has one."""
+        given: Any = self.input
+        if isinstance(given, Mapping):
+            found = cast("dict[str, Any]", given)
+            given = next((found[name] for name in ("question", "input", "query") if name in found), found)
+        return given if isinstance(given, str) else json.dumps(given, default=str)
 
 
 @dataclass(frozen=True)
@@ -113,10 +119,19 @@ class AnsweredExample(BaseModel):
     binding: Binding | None
     prompt: PromptForm | None
     cut: int | str | None = None
+    cut_calls: OnCut | None = None
+    """The mildest rule by which a call of the question that a limit cut off has no score; None: no call."""
     scores: dict[str, RecordedScore] = Field(default_factory=dict[str, RecordedScore])
     """Those of other estimators, by name."""
     others: tuple[PromptForm, ...] = ()
     """The prompts of a question's other calls."""
+
+    def judged(self, on_cut: OnCut) -> AnsweredExample:
+        """With the scores that count for a guard with this rule about answers that a limit cut off."""
+        if on_cut == "score" or self.cut_calls is None or (on_cut, self.cut_calls) == ("unscored", "abstain"):
+            return self
+        none = {name: RecordedScore(uncertainty=None, settings=one.settings) for name, one in self.scores.items()}
+        return self.model_copy(update={"uncertainty": None, "scores": none})
 
 
 def read_examples(examples: Iterable[Any]) -> list[Example]:
@@ -259,9 +274,16 @@ def _answered(
         binding=bound,
         prompt=prompts.pop(id(draft)),
         cut=draft.verdict.details.cut,
+        cut_calls=_cut_calls(ran.drafts),
         scores=_worst_scores(ran.drafts),
         others=tuple(prompt for prompt in prompts.values() if prompt is not None),
     )
+
+
+def _cut_calls(drafts: Sequence[RecordedDraft]) -> OnCut | None:
+    verdicts = [one.verdict for one in drafts]
+    rules: tuple[OnCut, ...] = ("unscored", "abstain")
+    return next((rule for rule in rules if any(without_cut_score(one, rule) is not one for one in verdicts)), None)
 
 
 def _worst_scores(drafts: Sequence[RecordedDraft]) -> dict[str, RecordedScore]:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypedDict, cast
+from typing import Any, Self, TypedDict, cast, get_args
 
 from semgrad_guard.adapters.calibrating import AnsweredExample, Runs, collected, read_examples
 from semgrad_guard.calibration import Binding, Calibration
@@ -39,6 +39,7 @@ from semgrad_guard.guard.familiarity import as_question
 from semgrad_guard.guard.verdicts import RecordedScore
 from semgrad_guard.questions.job_record import Progress, number_of_try
 from semgrad_guard.records import digest_of
+from semgrad_guard.settings import OnCut
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ class ExampleOptions(TypedDict, total=False):
     upstream: str | None
     copies: Copies
     tries: int
+    on_cut: OnCut
 
 
 class RunOptions(ExampleOptions, total=False):
@@ -175,8 +177,9 @@ class ExampleCalibration:
         **options: `labels` (a CSV file for people's grades, begun or extended by the answers that it lacks, never
             overwritten), `estimator` (its name, an object or "auto", as on the command line, instead of the model's
             own; a learned one is fitted on a part of the examples), `upstream` (the id of the calibration of the stage
-            before, where these examples are the questions that it does not let through), and `copies` and `tries`, as
-            in `calibrate`.
+            before, where these examples are the questions that it does not let through), `on_cut` (which answers that
+            `max_tokens` cut off have no score, as in `Policy`), and `copies` and `tries`, as in
+            `calibrate`.
 
     Raises:
         InputError: bad examples, an unknown grader or an unknown option.
@@ -198,6 +201,9 @@ class ExampleCalibration:
         given: str | Path | None = options.pop("labels", None)
         self._labels = None if given is None else Path(given)
         self.estimator = ChosenEstimator.of(options.pop("estimator", None))
+        self._on_cut: OnCut = options.pop("on_cut", "unscored")
+        if self._on_cut not in get_args(OnCut):
+            raise InputError(f'on_cut is "unscored", "abstain" or "score", not {self._on_cut!r}')
         self._options = options
         self.grader, self.examples = as_grader(grader), read_examples(examples)
 
@@ -222,9 +228,11 @@ class ExampleCalibration:
         correct = [verdicts[i] is True for i in rows]
         if abstained := len(graded) - len(rows):
             logger.info("semgrad-guard: %d of %d answers abstain; they are left out.", abstained, len(graded))
-        kept = [answered[i] for i in rows]
+        kept = [answered[i].judged(self._on_cut) for i in rows]
         binding = self._binding(kept, of_questions=any(one.others for one in answered))
-        named = {"grader": name, "upstream": self._upstream, **_ends([one.cut for one in answered])}
+        self._tell_of_cuts(kept, correct)
+        named = {"grader": name, "upstream": self._upstream, "on_cut": self._on_cut}
+        named |= _ends([one.cut for one in answered])
         outcome = self.estimator.outcome(
             kept,
             correct,
@@ -232,7 +240,7 @@ class ExampleCalibration:
             **self._rates,
             **self._options,
             **self._tries(kept, correct, record),
-        )
+        ).with_abstentions(len(graded) - len(rows))
         choice, effect = outcome.calibration.choice, outcome.effect
         remarks = [
             None if people or None not in verdicts else no_verdict(verdicts.count(None), len(verdicts), name),
@@ -269,13 +277,29 @@ class ExampleCalibration:
             return {}
         labels = [(one.key, right) for one, right in zip(answered, correct, strict=True)]  # a split looks at the order
         how = {"estimator": repr(self.estimator.request), "copies": repr(self._options.get("copies"))}
+        how["on_cut"] = self._on_cut
         return {"tries": number_of_try(record, {**how, "labels": digest_of(json.dumps(labels)), **self._rates})}
+
+    def _tell_of_cuts(self, answered: Sequence[AnsweredExample], correct: Sequence[bool]) -> None:
+        cut = [right for one, right in zip(answered, correct, strict=True) if one.cut_calls is not None]
+        if cut:
+            logger.warning(
+                "semgrad-guard: %d of %d answers were cut off by max_tokens, %d of them wrong: raise it.",
+                len(cut),
+                len(answered),
+                cut.count(False),
+            )
 
     def _grades(self, answered: Sequence[AnsweredExample]) -> tuple[Verdicts, str]:
         """The grades in order, None where there is no label or no verdict, and whose they are."""
         pairs = list(zip(self.examples, answered, strict=True))
         if self._labels is not None:
-            sheet = [SheetAnswer(one.key, one.question, one.answers, answer.text) for one, answer in pairs]
+            sheet = [
+                SheetAnswer(
+                    one.key, one.question, one.answers, own.text, "" if own.prompt is None else own.prompt.user_text
+                )
+                for one, own in pairs
+            ]
             return labels_for(self._labels, sheet), HUMAN
         items = [AnswerToGrade(example.question, answer.text, example.answers) for example, answer in pairs]
         verdicts = iter(self.grader.grade([item for item in items if item.text.strip()]))

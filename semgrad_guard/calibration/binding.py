@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 
 from semgrad_guard.errors import BindingMismatchError, CalibrationError
 from semgrad_guard.records import OWN_CODE, FusedWeights
+from semgrad_guard.settings import OnCut
 
 SettingScalar = str | int | float | bool | None
 Setting = SettingScalar | list[SettingScalar] | dict[str, SettingScalar]
@@ -25,9 +26,9 @@ _OF_ESTIMATORS = frozenset({"estimator", "settings"})
 GRADER_VERSIONS = {"contains": 3}
 """Our graders whose rules have changed, with the version of their rules; it belongs to their names (`contains@3`)."""
 
-_NOT_COMPARED = frozenset({"max_tokens", "stop", "options"})
+_NOT_COMPARED = frozenset({"max_tokens", "stop", "on_cut", "options"})
 """Where answers could be cut off is compared with the answers that were (`Binding.cut_elsewhere`), and `options` with
-those of each call (`call_options.unlike_calls`)."""
+those of each call (`call_options.unlike_calls`). A policy takes `on_cut` from here."""
 
 
 class Binding(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()):
@@ -37,8 +38,8 @@ class Binding(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, prote
     `settings` are the estimator's (JSON scalars, lists and tables of them); `prompt_template` is a name or hash;
     `grader` graded the answers. `upstream` is the id of the calibration of the stage before, when this one was made on
     the questions that that stage did not let through. `max_tokens` and `stop` are where answers were cut off: after so
-    many tokens (0: none was), at these strings. `options` are those of the calls to another server, where it wrote the
-    answers (see `call_options`).
+    many tokens (0: none was), at these strings; `on_cut` is which of the former had a score (None: all). `options` are
+    those of the calls to another server, where it wrote the answers (see `call_options`).
     """
 
     model: str
@@ -51,6 +52,7 @@ class Binding(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, prote
     upstream: str | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    on_cut: OnCut | None = None
     options: dict[str, Setting] | None = None
 
     @property

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import datetime
 import hashlib
 import json
 import math
 import os
-import zlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, TypeGuard, cast
+from typing import Any, Literal, Self, TypeGuard
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
@@ -195,9 +192,7 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
             CalibrationError: nothing can be written there.
         """
         try:
-            fields = _packed(
-                _content(self)
-            ).items()  # a line for each: readable, and small where a field is a long list
+            fields = _content(self).items()  # a line for each: readable, and small where a field is a long list
             lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in fields)
             return atomic_write(Path(path), f"{{\n{lines}\n}}\n")
         except InputError as error:
@@ -217,11 +212,15 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         except ValueError as error:  # a null character
             raise CalibrationError(f"Cannot read the calibration {str(source)!r}: {error}.") from error
         try:
-            return cls.model_validate_json(_spelled_out(text), strict=True)
-        except ValidationError as error:
-            raise CalibrationError(f"{source} is not an intact calibration: {_fault(error)}. {_EDITED}") from error
+            json.loads(text, object_pairs_hook=distinct)
+        except json.JSONDecodeError:
+            pass  # pydantic names the place
         except (ValueError, RecursionError) as error:
             raise CalibrationError(f"{source} is not an intact calibration: {error}. {_EDITED}") from error
+        try:
+            return cls.model_validate_json(text, strict=True)
+        except ValidationError as error:
+            raise CalibrationError(f"{source} is not an intact calibration: {_fault(error)}. {_EDITED}") from error
 
     def require_intact(self) -> Self:
         """The calibration itself.
@@ -313,58 +312,3 @@ def _content(calibration: Calibration) -> dict[str, Any]:
     """The fields as plain JSON, without those at their defaults: a later release may add some, and files keep their
     ids."""
     return calibration.model_dump(mode="json", exclude_defaults=True, warnings=False)
-
-
-def _spelled_out(text: str) -> str:
-    """The text of a file, its packed weights spelled out; text that is not JSON as it is, as pydantic names the place.
-
-    Raises:
-        ValueError: an object has a name twice, or its weights cannot be read.
-    """
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    content = _object(json.loads(text, object_pairs_hook=distinct))
-    choice = _object(content.get("choice"))
-    weights = _object(choice.get("weights"))
-    if set(weights) != {_PACKED}:
-        return text
-    return json.dumps({**content, "choice": {**choice, "weights": _weights(weights[_PACKED])}})
-
-
-# Where an estimator has learned many numbers, they are compressed in the file: `{"packed": TEXT}` are the weights, and
-# `zlib.decompress(base64.b64decode(TEXT))` is their JSON.
-
-_PACKED = "packed"
-_MOST_PLAIN = 64
-"""Columns that are written as plain numbers, five to a column."""
-_LARGEST = 256 * 2**20
-"""Bytes that a file's weights may have when they are spelled out: no estimator learns as many."""
-
-
-def _packed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a calibration as its file holds it."""
-    choice = _object(content.get("choice"))
-    weights = _object(choice.get("weights"))
-    if len(weights.get("columns", ())) <= _MOST_PLAIN:
-        return dict(content)
-    spelled = json.dumps(weights, separators=(",", ":")).encode()
-    text = base64.b64encode(zlib.compress(spelled, 9)).decode("ascii")
-    return {**content, "choice": {**choice, "weights": {_PACKED: text}}}
-
-
-def _object(value: Any) -> dict[str, Any]:
-    """An object of JSON; an empty one where there is none."""
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-def _weights(text: Any) -> Any:
-    try:
-        opened = zlib.decompressobj()
-        spelled = opened.decompress(base64.b64decode(text, validate=True), _LARGEST)
-    except (TypeError, ValueError, zlib.error):
-        raise ValueError("its packed weights cannot be read") from None
-    if not opened.eof:
-        raise ValueError("its packed weights are cut short")
-    return json.loads(spelled)

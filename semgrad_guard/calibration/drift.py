@@ -1,8 +1,8 @@
 """Have the scores moved since calibration? A promise holds only while questions come from the same population.
 
-`drift` is one two-sample Kolmogorov-Smirnov test. `DriftMonitor` looks after every score without crying wolf: it bets
-on the ranks of the scores, and the evidence adds up. The chance that a monitor *ever* raises a
-false alarm, however long it runs and however often it reports, is at most `level`.
+`DriftMonitor` looks after every score without crying wolf: it bets on the ranks of the scores, and the evidence adds
+up. The chance that a monitor *ever* raises a false alarm, however long it runs and however often it reports, is at
+most `level`.
 
 A model that stops giving scores moves none, so answers without one are watched in the same way. This second alarm has a
 `level` of its own; the chance that either is ever false is at most twice that.
@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -41,14 +40,12 @@ _NATS_FOR_BETS = 3.0
 
 
 class Drift(BaseModel, frozen=True):
-    """The outcome of a drift test.
+    """What a monitor has seen.
 
-    `p_value` in [0, 1] is how likely so large a `statistic` is without drift; `moved` tells whether it is at most
-    `level`. `n` recent scores were compared. The statistic of one test is the largest gap between the two distribution
-    functions. That of a monitor is the largest evidence up to now, so its `p_value` holds at all times together.
-
-    `answers` and `unscored` count a monitor's answers, with and without a score. `unscored_moved` tells whether the
-    share of the unscored has risen, and `unscored_p_value` is that test's, like `p_value`.
+    `p_value` in [0, 1] is how likely so large a `statistic`, the largest evidence up to now, is without drift: it holds
+    at all times together. `moved` tells whether it is at most `level`. `n` scores were compared; `answers` and
+    `unscored` count those with and without a score. `unscored_moved` tells whether the share of the unscored has risen,
+    and `unscored_p_value` is that test's, like `p_value`.
     """
 
     p_value: float = Field(ge=0, le=1)
@@ -67,30 +64,6 @@ class Drift(BaseModel, frozen=True):
         return self.moved or self.unscored_moved
 
 
-def drift(recent: Iterable[float | None], calibration_scores: Iterable[float], *, level: float = 0.01) -> Drift:
-    """Compare recent uncertainties with the calibration's; those without a finite score are left out.
-
-    One look: repeated tests of overlapping scores raise the false-alarm rate, which `DriftMonitor` does not.
-    """
-    _check_level(level)
-    new, old = _finite(recent), _finite(calibration_scores)
-    if not len(old):
-        raise CalibrationError(
-            "The calibration holds no scores to compare with: calibrate on answers that have scores."
-        )
-    if not len(new):
-        return Drift(p_value=1.0, moved=False, n=0, statistic=0.0, level=level)
-    from scipy import stats
-
-    found = stats.ks_2samp(new, old)
-    p_value = min(1.0, max(0.0, float(found.pvalue)))
-    return Drift(p_value=p_value, moved=p_value <= level, n=len(new), statistic=float(found.statistic), level=level)
-
-
-def _finite(scores: Iterable[float | None]) -> NDArray[np.float64]:
-    return np.array([score for score in scores if is_score(score)], dtype=np.float64)
-
-
 class DriftMonitor:
     """Watches the scores of a running guard, and the answers without one; safe to share between threads.
 
@@ -99,7 +72,8 @@ class DriftMonitor:
     """
 
     def __init__(self, calibration: Calibration, *, level: float = 0.01) -> None:
-        _check_level(level)
+        if not 0.0 < level < 1.0:
+            raise InputError(f"level must lie strictly between 0 and 1, for example 0.01; it is {level!r}.")
         given: Any = calibration
         if not isinstance(given, Calibration):
             raise InputError(
@@ -107,7 +81,7 @@ class DriftMonitor:
             )
         if not calibration.scores:
             raise CalibrationError("The calibration holds no scores to watch. Calibrate on answers that have scores.")
-        self._scores = _finite(calibration.scores)
+        self._scores = np.array(calibration.scores, dtype=np.float64)
         self._n, self._n_unscored, self._level = calibration.n, calibration.n_unscored, level
         self._lock = threading.Lock()
         self.reset()
@@ -180,11 +154,6 @@ class DriftMonitor:
             unscored_p_value=1 / self._unscored_peak,
             unscored_moved=self._unscored_peak >= 1 / self._level,
         )
-
-
-def _check_level(level: float) -> None:
-    if not 0.0 < level < 1.0:
-        raise InputError(f"level must lie strictly between 0 and 1, for example 0.01; it is {level!r}.")
 
 
 Floats = NDArray[np.float64]

@@ -80,13 +80,14 @@ def _requested(alpha: float) -> str:
     return f"{100 * alpha:g}% was asked for, and these labels do not support it"
 
 
-def shortfall(calibration: Calibration) -> str:
-    """Why no threshold keeps the promise, and the one that is reachable."""
-    reason = calibration.reason or ""
-    if (found := calibration.reachable) is None:
-        return reason
-    offer = found.in_words(calibration.n_tested, requested=calibration.alpha)
-    return f"{reason} {offer} To deliver these: --on-no-threshold reachable."
+def shortfall(calibration: Calibration, *, cut: str = "") -> str:
+    """What helps where no threshold keeps the promise, in order of effect: the reachable one, answers that were `cut`
+    off, and the labels that the reason names."""
+    helps = [cut, calibration.reason or ""]
+    if (found := calibration.reachable) is not None:
+        offer = found.in_words(calibration.n_tested, requested=calibration.alpha)
+        helps.insert(0, f"{offer} To deliver these: --on-no-threshold reachable.")
+    return " ".join(filter(None, helps))
 
 
 MOST = 1e100

@@ -99,6 +99,7 @@ _COMMANDS = {
     plan: _page(
         "0 done, 2 wrong usage",
         "semgrad-guard plan --error 0.2 --auroc 0.8",
+        "semgrad-guard plan --error 0.3 --answers calibration.answers.jsonl",
         "semgrad-guard plan --error 0.3 --auroc 0.75 --alpha 0.2 --labels 150 --json",
     ),
     calibrate: _page(

@@ -26,7 +26,7 @@ from semgrad_guard.questions.job_record import JobRecord
 from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.questions.run import Answering, collect_answers, complete, run_binding
 from semgrad_guard.records import Message, PromptForm, SentenceVerdict, Verdict
-from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, OnDoubt
+from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, OnCut, OnDoubt
 
 if TYPE_CHECKING:
     from semgrad_guard.server.remote import RemoteServer
@@ -43,6 +43,7 @@ class ModelWriter:
     phrasing: Phrasing
     on_doubt: OnDoubt | None = None
     """The action at a doubtful sentence, where every sentence is scored by itself."""
+    on_cut: OnCut = "unscored"
 
     def prompt_name(self, template: str) -> str:
         """The full name of the prompts."""
@@ -53,12 +54,19 @@ class ModelWriter:
         by_sentence = self.on_doubt is not None
         answering = Answering(self.model, self.estimators, self.decoding, self.phrasing, by_sentence)
         with kept_on_interrupt("Answering", f"answers are kept in {path}") as tell:
-            return collect_answers(rows, path, answering, batch_size=loading.BATCH, on_progress=tell)
+            found = collect_answers(rows, path, answering, batch_size=loading.BATCH, on_progress=tell)
+        return [answer.judged(self.on_cut) for answer in found]
 
     def binding(self, grader: str) -> Callable[[Estimator], Binding]:
         """The binding of a calibration on these answers, for each estimator."""
         return lambda estimator: run_binding(
-            self.model, estimator, options=self.decoding, template=self.template, grader=grader, on_doubt=self.on_doubt
+            self.model,
+            estimator,
+            options=self.decoding,
+            template=self.template,
+            grader=grader,
+            on_doubt=self.on_doubt,
+            on_cut=self.on_cut,
         )
 
     def form(self, conversation: Sequence[Message]) -> PromptForm:
@@ -106,6 +114,7 @@ class ServerWriter:
     scorer: ReportedScorer
     decoding: GenerationOptions
     phrasing: Phrasing
+    on_cut: OnCut = "unscored"
 
     def __post_init__(self) -> None:
         from semgrad_guard.server.remote import RemoteServer
@@ -139,12 +148,13 @@ class ServerWriter:
             kept_on_interrupt("Answering", f"answers are kept in {path}") as tell,
             JobRecord(path, settings, Answer) as record,
         ):
-            return complete(record, rows, answer, batch_size=loading.BATCH, on_progress=tell)
+            found = complete(record, rows, answer, batch_size=loading.BATCH, on_progress=tell)
+        return [answer.judged(self.on_cut) for answer in found]
 
     def binding(self, grader: str) -> Callable[[object], Binding]:
         """The binding of a calibration on these answers."""
         facts = {"options": call_options(self.options), "max_tokens": self.decoding.max_tokens}
-        facts |= {"stop": (), "grader": grader}
+        facts |= {"stop": (), "grader": grader, "on_cut": self.on_cut}
         bound = self.scorer.binding.model_copy(update=facts)
         return lambda _: bound
 

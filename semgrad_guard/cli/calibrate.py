@@ -48,11 +48,12 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     alpha: options.Alpha = 0.1,
     delta: options.Delta = 0.1,
     estimator: options.LearnedEstimator = None,
-    by: options.By = "answer",
+    by: options.By = None,
     on_doubt: options.OnDoubt = None,
     prompt: options.Prompt = "plain",
     system: options.System = None,
     max_tokens: options.MaxTokens = 256,
+    on_cut: options.OnCut = "unscored",
     grader: Annotated[
         str | None,
         options.grader_option(
@@ -118,6 +119,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         decoding=GenerationOptions(max_tokens=max_tokens, seed=0),
         by_hand=by_hand if few and len(questions.rows) > by_hand else None,
         by_sentence=by_sentence,
+        on_cut=on_cut,
         graders=graders,
         alpha=alpha,
         delta=delta,

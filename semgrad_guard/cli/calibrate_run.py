@@ -13,7 +13,7 @@ from semgrad_guard.calibration.calibration_set import Copies
 from semgrad_guard.cli import grading, loading
 from semgrad_guard.cli.answers import ModelWriter, ServerWriter
 from semgrad_guard.cli.grading import Files
-from semgrad_guard.cli.terminal import say, say_unscored
+from semgrad_guard.cli.terminal import say, say_cut, say_unscored
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.estimators import NEEDS_LABELS, Estimator, FusedStates
 from semgrad_guard.grading import GRADERS, AnswerGrader, default_grader
@@ -32,7 +32,7 @@ from semgrad_guard.loading import ModelSource, load_estimator
 from semgrad_guard.questions.data import Question, QuestionFile, wordings
 from semgrad_guard.questions.job_record import number_of_try
 from semgrad_guard.questions.prompts import Phrasing
-from semgrad_guard.settings import REPORTED, OnDoubt
+from semgrad_guard.settings import REPORTED, OnCut, OnDoubt
 
 
 def estimators_for(name: str | None) -> Sequence[Estimator]:
@@ -56,6 +56,7 @@ class Run:
     decoding: GenerationOptions
     by_hand: int | None
     by_sentence: OnDoubt | None
+    on_cut: OnCut
     graders: Sequence[AnswerGrader]
     alpha: float
     delta: float
@@ -70,6 +71,7 @@ class Run:
         grader = next(iter(self.graders), GRADERS[default_grader(writer.prompt_name(template))])
         answers = writer.answers(rows, files.answers, template)
         say_unscored(answers)
+        say_cut(answers, self.decoding.max_tokens)
         times = questions.times if self.copies == "keep" else ()
         # The places of all answers, those of traffic as often as they were asked for.
         everything = [row for row in range(len(rows)) for _ in range(times[row] if times else 1)]
@@ -102,7 +104,7 @@ class Run:
         how |= {} if self.by_hand is None else {"by_hand": self.by_hand}
         labels = [[answer.key, own] for answer, own in zip(found, correct if parts is None else parts, strict=True)]
         digest = hashlib.sha256(json.dumps(labels, default=list).encode()).hexdigest()[:16]
-        settings = {"estimator": self.estimator, "labels": digest, "copies": self.copies, **how}
+        settings = {"estimator": self.estimator, "labels": digest, "copies": self.copies, "on_cut": self.on_cut, **how}
         how |= {"tries": number_of_try(files.answers, settings), "copies": self.copies}
         bind: Callable[[Any], Binding] = writer.binding(grades.grader)
         if scored_by is not None:
@@ -124,15 +126,17 @@ class Run:
                 estimator = load_estimator(self.estimator)
                 outcome = calibrate_scored(known, estimator, binding=bind(estimator), **how)
         abstained = sum(row in left_out for row in everything)
-        return replace(outcome, no_verdict=grades.no_verdict, abstained=abstained)
+        cut = [row for row in right if answers[row].is_cut and row not in left_out]
+        counts = {"n_cut": len(cut), "n_cut_wrong": sum(not right[row] for row in cut)}
+        return replace(outcome.with_abstentions(abstained), no_verdict=grades.no_verdict, **counts)
 
     def _writer(self, template: str) -> ModelWriter | ServerWriter:
         if self.server is None:
             model = loading.load(self.source)
             estimators = {estimator.name: estimator for estimator in estimators_for(self.estimator)}
-            return ModelWriter(model, estimators, template, self.decoding, self.phrasing, self.by_sentence)
+            return ModelWriter(model, estimators, template, self.decoding, self.phrasing, self.by_sentence, self.on_cut)
         scorer = ReportedScorer(self.source.model, self.estimator or REPORTED[0], by_sentence=self.by_sentence)
-        return ServerWriter(self.server, scorer, self.decoding, self.phrasing)
+        return ServerWriter(self.server, scorer, self.decoding, self.phrasing, self.on_cut)
 
 
 def _say_near(questions: Sequence[Question]) -> None:

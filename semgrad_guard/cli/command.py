@@ -16,7 +16,7 @@ from rich.traceback import Traceback
 from typer.core import TyperCommand
 
 from semgrad_guard.cli import options, terminal
-from semgrad_guard.cli.terminal import ERR, Loudness, is_verbose, say, speaking
+from semgrad_guard.cli.terminal import ERR, Loudness, is_verbose, say, speak
 from semgrad_guard.errors import SemGradGuardError
 
 
@@ -113,10 +113,8 @@ def _guarded(function: Callable[..., None], continues: bool) -> Callable[..., No
         if cast("Any", sys.stdout) is None:
             say(_CLOSED, label="Error", style="bold red")
             raise typer.Exit(ExitCode.ERROR)
-        with (
-            terminal.orderly_end(),
-            speaking(Loudness.QUIET if quiet else Loudness.VERBOSE if verbose else Loudness.NORMAL),
-        ):
+        speak(Loudness.QUIET if quiet else Loudness.VERBOSE if verbose else Loudness.NORMAL)
+        with terminal.orderly_end():
             try:
                 try:
                     function(**given)

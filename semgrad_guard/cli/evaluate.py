@@ -74,7 +74,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
             reads=options.number(int, 0, 2**31 - 1),
         ),
     ] = 0,
-    by: options.By = "answer",
+    by: options.By = None,
     prompt: options.Prompt = "plain",
     system: options.System = None,
     max_tokens: options.MaxTokens = 256,
@@ -111,6 +111,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     from semgrad_guard.paper.drawing import require_drawable
     from semgrad_guard.paper.graded import read_graded
 
+    by = by or "answer"
     options.one_from_stdin(data=data, prompt=prompt, system=system, labels=labels)
     folder, *others = output
     files, nli, cross_encoder = steps.Files(folder), *steps.compared_by(nli)

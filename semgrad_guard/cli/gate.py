@@ -134,11 +134,11 @@ def writer_for(
     if server is None:
         estimator = estimator_of(policy.calibration)
         named = {estimator.name: estimator}
-        writer = ModelWriter(loading.load(source), named, template, decoding, phrasing)
+        writer = ModelWriter(loading.load(source), named, template, decoding, phrasing, on_cut=policy.on_cut or "score")
         mine = writer.binding(bound.grader or "")(estimator)
     else:
         scorer = ReportedScorer.of(source.model, policy.calibration)
-        writer = ServerWriter(server, scorer, decoding, phrasing)
+        writer = ServerWriter(server, scorer, decoding, phrasing, policy.on_cut or "score")
         mine = writer.binding(bound.grader or "")(None)
     mine = mine.model_copy(update={"upstream": bound.upstream})
     policy.check(mine)

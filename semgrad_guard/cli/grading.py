@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from semgrad_guard.calibration.hand_grades import rows_to_grade, share_to_grade
 from semgrad_guard.cli.loading import quietly
@@ -159,13 +160,13 @@ def grade(
     rows: dict[int, list[SheetAnswer]] = {}
     for i in places:
         question, answer = questions[i], answers[i]
-        rows[i] = [SheetAnswer(question.key, question.question, question.answers, answer.text)]
-        if by_sentence:
-            parts = zip(answer.sentence_keys, answer.sentence_texts, strict=True)
-            about = question.question, question.answers
-            rows[i] = [SheetAnswer(key, *about, text, question.context or "") for key, text in parts]
+        parts = zip(answer.sentence_keys, answer.sentence_texts, strict=True)
+        about, passage = (question.question, question.answers), question.context or ""
+        units = parts if by_sentence else [(question.key, answer.text)]
+        rows[i] = [SheetAnswer(key, *about, text, passage) for key, text in units]
     items = [item for own in rows.values() for item in own]
-    verdicts = _verdicts(items, grader, book=book, labels=labels, others=others) if items else []
+    how: Any = {"book": book, "labels": labels, "others": others, "by_sentence": by_sentence}
+    verdicts = _verdicts(items, grader, **how) if items else []
     name, unit = grader.name if labels is None else HUMAN, "sentences" if by_sentence else "answers"
     found, taken, without = dict[int, list[Grade]](), iter(verdicts), 0
     for place, own in rows.items():
@@ -195,13 +196,19 @@ def grade(
 
 
 def _verdicts(
-    items: Sequence[SheetAnswer], grader: AnswerGrader, *, book: Path, labels: Path | None, others: Sequence[str]
+    items: Sequence[SheetAnswer],
+    grader: AnswerGrader,
+    *,
+    book: Path,
+    labels: Path | None,
+    others: Sequence[str],
+    by_sentence: bool,
 ) -> Verdicts:
     if labels is not None:
         found = labels_for(labels, items, others=others)
         return [False if item.text is None else label for item, label in zip(items, found, strict=True)]
     texts = [
-        AnswerToGrade(one.question, one.text or "", one.references, one.passage is not None, one.passage or None)
+        AnswerToGrade(one.question, one.text or "", one.references, by_sentence, (by_sentence and one.passage) or None)
         for one in items
     ]
     with kept_on_interrupt(f"Grading by {grader.name}", f"grades are kept in {book}") as tell:

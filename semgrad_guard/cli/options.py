@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +14,10 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import NEEDS_LABELS
 from semgrad_guard.loading import ESTIMATOR_NAMES
 from semgrad_guard.named import did_you_mean
-from semgrad_guard.settings import LOG_VARIABLE, REPORTED, DtypeName
+from semgrad_guard.settings import LOG_VARIABLE, REPORTED, DtypeName, JudgedBy
+from semgrad_guard.settings import OnCut as CutRule
+from semgrad_guard.settings import OnDoubt as Doubt
+from semgrad_guard.settings import OnNoThreshold as NoThreshold
 
 # The groups in which `--help` lists options.
 DATA = "Data and files"
@@ -227,6 +230,15 @@ Template = Annotated[
         reads=template_option,
     ),
 ]
+LocalEngine = Annotated[
+    str,
+    option(
+        "What writes the answers of a model here: transformers or vllm (also with arguments of vllm.LLM: vllm={...}).",
+        MODEL,
+        "ENGINE",
+        reads=engine,
+    ),
+]
 Engine = Annotated[
     str,
     option(
@@ -237,45 +249,28 @@ Engine = Annotated[
         reads=engine,
     ),
 ]
-LocalEngine = Annotated[
-    str,
-    option(
-        "What writes the answers of a model here: transformers or vllm (also with arguments of vllm.LLM: vllm={...}).",
-        MODEL,
-        "ENGINE",
-        reads=engine,
-    ),
-]
-Estimator = Annotated[
-    str | None,
-    option(
-        f"The score that measures uncertainty: {', '.join(ESTIMATOR_NAMES)}. Default: that of the calibration, or "
-        "hybridgrad.",
-        DECISION,
-        "NAME",
-        **one_of(ESTIMATOR_NAMES),
-    ),
-]
+
+
+def _estimator(names: Sequence[str], more: str, default: str) -> Any:
+    text = f"The score that measures uncertainty: {', '.join(ESTIMATOR_NAMES)}{more}. Default: {default}."
+    return option(text, DECISION, "NAME", **one_of(tuple(dict.fromkeys(names))))
+
+
+_REPORTED = ", ".join(REPORTED)
+_CALIBRATED = "that of the calibration, or hybridgrad"
+Estimator = Annotated[str | None, _estimator(ESTIMATOR_NAMES, "", _CALIBRATED)]
 LearnedEstimator = Annotated[
     str | None,
-    option(
-        f"The score that measures uncertainty: {', '.join(ESTIMATOR_NAMES)}; states, which is fitted on a part of the "
-        f"graded answers; or auto, the best of eight on that part. Of a server's answers {', '.join(REPORTED)}. "
-        f"Default: hybridgrad; of a server's answers {REPORTED[0]}.",
-        DECISION,
-        "NAME",
-        **one_of(tuple(dict.fromkeys((*METHOD_NAMES, "auto", *REPORTED)))),
+    _estimator(
+        (*METHOD_NAMES, "auto", *REPORTED),
+        "; states, which is fitted on a part of the graded answers; or auto, the best of eight on that part. Of a "
+        f"server's answers {_REPORTED}",
+        f"hybridgrad; of a server's answers {REPORTED[0]}",
     ),
 ]
 ServedEstimator = Annotated[
     str | None,
-    option(
-        f"The score that measures uncertainty: {', '.join(ESTIMATOR_NAMES)}; by a server's log-probabilities "
-        f"{', '.join(REPORTED)}. Default: that of the calibration, or hybridgrad.",
-        DECISION,
-        "NAME",
-        **one_of(tuple(dict.fromkeys((*ESTIMATOR_NAMES, *REPORTED)))),
-    ),
+    _estimator((*ESTIMATOR_NAMES, *REPORTED), f"; by a server's log-probabilities {_REPORTED}", _CALIBRATED),
 ]
 CalibrationFile = Annotated[
     Path | None,
@@ -288,7 +283,7 @@ CalibrationFile = Annotated[
     ),
 ]
 OnNoThreshold = Annotated[
-    Literal["abstain", "reachable"],
+    NoThreshold,
     option(
         "Where no threshold keeps the promise that was asked for: abstain (deliver nothing), or reachable (deliver "
         "under the promise that the labels support).",
@@ -297,32 +292,19 @@ OnNoThreshold = Annotated[
     ),
 ]
 By = Annotated[
-    Literal["answer", "sentence"],
-    option("What is judged: the whole answer, or every sentence of it by itself.", DECISION, "answer|sentence"),
-]
-CalibratedBy = Annotated[
-    Literal["answer", "sentence"] | None,
+    JudgedBy | None,
     option(
-        "What is judged: the whole answer, or every sentence of it by itself. Default: as the calibration; without "
-        "one: answer.",
+        "What is judged: the whole answer, or every sentence of it by itself. Default: as a calibration, if one is "
+        "given; else answer.",
         DECISION,
         "answer|sentence",
     ),
 ]
 OnDoubt = Annotated[
-    Literal["stop", "drop"] | None,
+    Doubt | None,
     option(
         "By sentence, at one that is not let through: stop (end the answer before it), or drop (leave it out, with "
-        "those that lean on it). Default: stop.",
-        DECISION,
-        "stop|drop",
-    ),
-]
-CalibratedOnDoubt = Annotated[
-    Literal["stop", "drop"] | None,
-    option(
-        "By sentence, at one that is not let through: stop (end the answer before it), or drop (leave it out, with "
-        "those that lean on it). Default: as the calibration; without one: stop.",
+        "those that lean on it). Default: as a calibration, if one is given; else stop.",
         DECISION,
         "stop|drop",
     ),
@@ -344,6 +326,15 @@ Prompt = Annotated[
 ]
 System = Annotated[
     str | None, option("A system message before the question; @FILE reads it from a file.", ANSWERS, "TEXT")
+]
+OnCut = Annotated[
+    CutRule,
+    option(
+        "Which answers that --max-tokens cut off have no score, and are withheld: unscored (those that end within "
+        "their first sentence), abstain (all), or score (none).",
+        DECISION,
+        "unscored|abstain|score",
+    ),
 ]
 MaxTokens = Annotated[int, option("The longest answer, in tokens.", ANSWERS, "N", reads=number(int, 1, 2**31))]
 Labels = Annotated[

@@ -19,7 +19,6 @@ from semgrad_guard.calibration.promise import promise, report, shortfall
 from semgrad_guard.calibration.thresholds import upwards
 from semgrad_guard.cli.terminal import OUT, is_verbose, printable, show_line
 from semgrad_guard.grading.by_name import right_means
-from semgrad_guard.paper.drawing import Claim, shades
 from semgrad_guard.questions.data import QuestionFile
 from semgrad_guard.records import Verdict
 
@@ -108,26 +107,9 @@ def scores_view(rows: Sequence[tuple[str, Verdict]], *, decided: bool) -> Render
     return Group(table, *below)
 
 
-def claims_view(question: str, claims: Sequence[Claim], *, estimator: str) -> RenderableType:
-    """A text with its doubtful segments marked, and their numbers below, in the text's order."""
-    body, table = Text(), Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
-    table.add_column("uncertainty", justify="right", no_wrap=True)
-    table.add_column("segment", ratio=1, no_wrap=True, overflow="ellipsis")
-    for (text, uncertainty), shade in zip(claims, shades([u for _, u in claims]), strict=True):
-        style = "dim"
-        if shade is not None:  # the most doubtful third is highlighted, the middle one is underlined
-            style = "bold black on yellow" if shade > 2 / 3 else "underline" if shade > 1 / 3 else ""
-        shown = printable(text)
-        body.append(shown.rstrip(), style=style).append(shown[len(shown.rstrip()) :])
-        table.add_row(figure(uncertainty), Text().append(_one_line(text), style=style))
-    panel = Panel(body, title=Text(_one_line(question)), title_align="left", border_style="dim", box=box.ROUNDED)
-    legend = Text(f"{estimator}, higher is less certain; the colours compare the segments of this text", style="dim")
-    return Group(panel, table, legend)
-
-
 def drift_line(found: Drift) -> str:
     """One sentence on whether scores have moved since calibration."""
-    test = f"two-sample test over {found.n} scores, p = {found.p_value:.2g}, level {found.level:g}"
+    test = f"{found.n} scores, p = {found.p_value:.2g}, level {found.level:g}"
     if found.moved:
         return f"Drift: the scores have moved since calibration ({test}). The promise may no longer hold: recalibrate."
     return f"Drift: none seen ({test})."
@@ -145,17 +127,19 @@ def calibration_view(outcome: Outcome) -> RenderableType:
     wrong = f"{calibration.n_wrong} of {calibration.n if part is None else part.count} answers "
     wrong += "wrong" if own is None else f"hold a wrong sentence, or none; {own.wrong} of {own.n} sentences wrong"
     undecided = f", {outcome.no_verdict} {unit}s without a verdict among them" if outcome.no_verdict else ""
-    undecided += f"; {outcome.abstained} more abstain, which is neither right nor wrong" if outcome.abstained else ""
+    if calibration.n_abstained:
+        undecided += f"; {calibration.n_abstained} more abstain, which is neither right nor wrong"
     unscored = f", {calibration.n_unscored} without a score" if calibration.n_unscored else ""
     undefined = f"undefined: all {unit}s are {'wrong' if calibration.n_wrong else 'right'}"
     facts = _pairs(
         ("questions", f"{wrong}{undecided}{unscored}"),
+        *([] if not outcome.n_cut else [("cut off", _cut(outcome))]),
         *([] if meaning is None else [("right", meaning)]),  # of a grader that does not look at the whole answer
         ("AUROC", undefined if auroc is None else f"{auroc:.3f} (1: every wrong {unit} is less certain)"),
         *_outcome(calibration),
         *((name, text) for name, text in sentences.items() if name not in left_out),
     )
-    parts: list[RenderableType] = [_promise(calibration), facts]
+    parts: list[RenderableType] = [_promise(outcome), facts]
     if calibration.confidence_map is not None:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("uncertainty", justify="right")
@@ -179,7 +163,7 @@ def show_calibration(outcome: Outcome, questions: QuestionFile, files: Files, *,
             "calibration": outcome.calibration.model_dump(mode="json", exclude=long),
             "effect": None if outcome.effect is None else asdict(outcome.effect),
             "no_verdict": outcome.no_verdict,
-            "abstained": outcome.abstained,
+            "cut_off": {"answers": outcome.n_cut, "wrong": outcome.n_cut_wrong},
             "auroc": outcome.auroc,
             "aurc": outcome.aurc,
             "confidence": [{"uncertainty": score, "confidence": confidence} for score, confidence in rows],
@@ -226,6 +210,14 @@ def probe_view(found: Probe) -> RenderableType:
     return Group(table, _pairs(*facts), Text(), reason)
 
 
+def _cut(outcome: Outcome) -> str:
+    bound = outcome.calibration.binding
+    rule = None if bound is None else bound.on_cut
+    unscored = {"abstain": " (they have no score)", "unscored": " (within their first sentence they have no score)"}
+    wrong = f"{outcome.n_cut} answers, {outcome.n_cut_wrong} of them wrong"
+    return f"{wrong}{unscored.get(rule or '', '')}: raise --max-tokens"
+
+
 def confidence_rows(calibration: Calibration) -> list[tuple[float, float]]:
     """(uncertainty, P(correct)) at the calibration scores' lowest, at their quartiles, and at their highest."""
     scores = calibration.scores
@@ -243,12 +235,16 @@ def percent(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 
 
-def _promise(calibration: Calibration) -> Panel:
+def _promise(outcome: Outcome) -> Panel:
+    calibration, cut = outcome.calibration, ""
     text = promise(calibration)
     if calibration.threshold is not None:
         text += f" This assumes: {calibration.assumption}."
         return Panel(text, title="The promise holds", title_align="left", border_style="green", box=box.ROUNDED)
-    body = Text(f"{text}\n\nNothing will be let through. {shortfall(calibration)}")
+    if outcome.n_cut:
+        cut = f"{outcome.n_cut} answers were cut off, {outcome.n_cut_wrong} of them wrong: raise --max-tokens."
+    helps = shortfall(calibration, cut=cut)
+    body = Text(f"{text}\n\nNothing will be let through. {helps}\n\nMore that helps: docs/no-threshold.md")
     return Panel(
         body, title="No threshold keeps the promise", title_align="left", border_style="yellow", box=box.ROUNDED
     )

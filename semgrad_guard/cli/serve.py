@@ -61,8 +61,8 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
             "MODE",
         ),
     ] = "enforce",
-    by: options.CalibratedBy = None,
-    on_doubt: options.CalibratedOnDoubt = None,
+    by: options.By = None,
+    on_doubt: options.OnDoubt = None,
     max_tokens: options.MaxTokens = 256,
     host: Annotated[
         str,
@@ -140,29 +140,13 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
     Clients change their base_url and nothing else. By default the server answers this machine alone. The embedded model
     brings its calibration along; another model needs a calibration or a threshold, or a mode that only annotates.
     """
-    given: dict[str, Any] = {
-        "model": tuple(model or ()) or None,
-        "dtype": dtype,
-        "device": device,
-        "template_option": loading.template_options(template_option) or None,
-        "engine": loading.engine_arguments(engine),
-        "estimator": estimator,
-        "calibration": tuple(calibration or ()) or None,
-        "threshold": threshold,
-        "on_no_threshold": _unless(on_no_threshold, "abstain"),
-        "mode": _unless(mode, "enforce"),
-        "by": by,
-        "on_doubt": on_doubt,
-        "max_tokens": _unless(max_tokens, 256),
-        "allow_host": tuple(allow_host or ()) or None,
-        "api_key_file": api_key_file,
-        "timeout": timeout,
-        "log": log,
-        "upstream": upstream,
-        "scorer": scorer,
-        "escalate_to": escalate_to,
-    }
-    made = settings_of({name: value for name, value in given.items() if value is not None}, settings)
+    given: dict[str, Any] = {**locals()}  # by the names of the settings
+    del given["host"], given["port"], given["settings"]
+    given |= {name: tuple(given[name] or ()) for name in ("model", "calibration", "allow_host")}
+    given |= {"template_option": loading.template_options(template_option) or None}
+    given |= {"engine": loading.engine_arguments(engine)}
+    unset = {name: (None, (), field.default) for name, field in ServerSettings.model_fields.items()}
+    made = settings_of({name: value for name, value in given.items() if value not in unset[name]}, settings)
     require_installed("fastapi", "uvicorn", "prometheus_client", "sqlalchemy", "httpx", extra="serve")
     from semgrad_guard.server.assembly import assemble, keys_of
     from semgrad_guard.server.hosting import allowed_hosts, listen, run, url_of
@@ -176,10 +160,6 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
         run(server.app, bound, connections=made.connections, started=lambda: typer.echo(line))
     except KeyboardInterrupt:
         note("Requests that had begun are finished; the server has ended.")
-
-
-def _unless(value: Any, usual: Any) -> Any:
-    return None if value == usual else value
 
 
 def settings_of(given: dict[str, Any], file: Path | None) -> ServerSettings:

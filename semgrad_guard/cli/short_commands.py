@@ -10,17 +10,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from semgrad_guard.cli import options
-from semgrad_guard.cli.terminal import note, status
+from semgrad_guard.cli.terminal import OUT, note, status
 from semgrad_guard.errors import MissingExtraError
 from semgrad_guard.named import FETCHABLE, NAMES, POCKET, folder_of
+from semgrad_guard.questions.answered import EvaluatedAnswer
 from semgrad_guard.questions.data_files import Output, make_folder, require_outputs
+from semgrad_guard.questions.job_record import read_record
 
 _SIZES = (50, 100, 300, 1000)
+_AUROCS = (0.6, 0.7, 0.8, 0.9)
 _SHARE = options.number(float, 0, 1)
 _FETCHABLE = options.one_of(tuple(FETCHABLE))
-_OURS = ("semgrad_guard", "langchain_semgrad_guard")
 _NEEDED = {
     "langchain_core": "langchain-core",
     "llguidance": "llguidance",
@@ -37,8 +41,15 @@ def plan(
         float, options.option("The share of the model's answers that are wrong.", options.DATA, "X", reads=_SHARE)
     ],
     auroc: Annotated[
-        float, options.option("The AUROC of the estimator: 0.5 is chance, 1 perfect.", options.DATA, "X", reads=_SHARE)
-    ],
+        list[str] | None,
+        options.option(
+            "The AUROC of the estimator: 0.5 is chance, 1 perfect. Repeat the option for several numbers. Default: "
+            "0.6, 0.7, 0.8, 0.9.",
+            options.DATA,
+            "X",
+            reads=_SHARE,
+        ),
+    ] = None,
     labels: Annotated[
         list[str] | None,
         options.option(
@@ -48,9 +59,18 @@ def plan(
             reads=options.number(int, 1, 1_000_000),
         ),
     ] = None,
+    answers: Annotated[
+        Path | None,
+        options.option(
+            "A record of answers without labels (.answers.jsonl), as calibrate begins it: how many there are to label.",
+            options.DATA,
+            "FILE",
+            reads=options.path,
+        ),
+    ] = None,
     alpha: options.Alpha = 0.1,
     delta: options.Delta = 0.1,
-    by: options.By = "answer",
+    by: options.By = None,
     on_doubt: options.OnDoubt = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -61,24 +81,43 @@ def plan(
     tenth of delta for later tries. By sentence, error rate and AUROC are those of sentences, and every sentence has
     a label; an answer has four.
     """
+    from semgrad_guard.calibration import Plan
     from semgrad_guard.calibration import plan as planned
     from semgrad_guard.calibration.gates import share_of
     from semgrad_guard.calibration.sentences import plan_sentences, simulated
     from semgrad_guard.guard.familiarity import judged_by
 
-    level, sizes = share_of(delta, 1), [int(size) for size in labels or _SIZES]
-    if (doubtful := judged_by(None, by, on_doubt)) is not None:
-        answers = simulated(error=error, auroc=auroc, sentences=4, on_doubt=doubtful, promise="sentence")
-        plans = [plan_sentences(n, answers, alpha=alpha, delta=level) for n in sizes]
-    else:
-        plans = [planned(n, error=error, auroc=auroc, alpha=alpha, delta=level) for n in sizes]
+    sizes = [int(size) for size in labels or _SIZES]
+    if answers is not None:
+        found = [one.judged("unscored") for one in read_record(answers, EvaluatedAnswer)[1]]
+        scored = sum(one.unscored is None for one in found)
+        note(f"{answers} holds {len(found)} answers, {scored} of them with a score.")
+        sizes = sizes if labels else sorted({*(size for size in _SIZES if size < scored), max(1, scored)})
+    level, doubtful = share_of(delta, 1), judged_by(None, by, on_doubt)
+
+    def row(quality: float) -> list[Plan]:
+        if doubtful is None:
+            return [planned(n, error=error, auroc=quality, alpha=alpha, delta=level) for n in sizes]
+        made = simulated(error=error, auroc=quality, sentences=4, on_doubt=doubtful, promise="sentence")
+        return [plan_sentences(n, made, alpha=alpha, delta=level) for n in sizes]
+
+    rows = [row(float(quality)) for quality in auroc or _AUROCS]
     if as_json:
+        plans = [one for own in rows for one in own]
         typer.echo(json.dumps([{**asdict(one), "delta": delta, "withheld": one.withheld} for one in plans]))
         return
-    if plans[0].unit == "answers":
-        typer.echo(f"Any guard has to withhold at least {plans[0].withheld:.1%} of the answers.")
-    for one in plans:
-        typer.echo(f"{one}.")
+    if rows[0][0].unit == "answers":
+        typer.echo(f"Any guard has to withhold at least {rows[0][0].withheld:.1%} of the answers.")
+    if len(rows) == 1:
+        typer.echo("\n".join(f"{one}." for one in rows[0]))
+        return
+    table = Table("AUROC", *(f"{n} labels" for n in sizes), box=SIMPLE_HEAD, pad_edge=False)
+    for own in rows:
+        table.add_row(f"{own[0].auroc:.2f}", *(f"{one.found:.0%} / {one.coverage:.0%}" for one in own))
+    OUT.print(table)
+    typer.echo(
+        f"The share of such sets that find a threshold / the share of the {rows[0][0].unit} delivered on average."
+    )
 
 
 def fetch(
@@ -151,12 +190,5 @@ def demo(
     make_folder(folder)
     require_outputs([Output(folder / "risk_coverage.png", "picture of the demo", is_drawn)], inputs=[])
     folder_of(model)  # an error before anything is loaded if it is not fetched
-    try:
-        module: Any = import_module("langchain_semgrad_guard.demo")
-        code: int = module.run(output, model=model)
-    except ModuleNotFoundError as error:
-        root = (error.name or "").partition(".")[0]
-        if not root or (root in _OURS and error.name not in _OURS):
-            raise  # one of ours is a bug, and shows as one
-        raise MissingExtraError(root, extra="demo") from error
-    raise typer.Exit(code)
+    module: Any = import_module("langchain_semgrad_guard.demo")
+    raise typer.Exit(module.run(output, model=model))

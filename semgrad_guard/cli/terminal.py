@@ -10,18 +10,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from enum import IntEnum
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from semgrad_guard.guard.cut_answers import FIRST_SENTENCE, LATER
 from semgrad_guard.questions.answered import Answer
-from semgrad_guard.questions.job_record import unwatched
 
 _NAMES = ("SIGTERM", "SIGHUP")
 
@@ -90,15 +89,10 @@ class Loudness(IntEnum):
 _loudness = Loudness.NORMAL
 
 
-@contextmanager
-def speaking(loudness: Loudness) -> Generator[None]:
-    """Set the level for as long as it lasts."""
-    global _loudness  # one process is one command; tests run several, one after the other
-    before, _loudness = _loudness, loudness
-    try:
-        yield
-    finally:
-        _loudness = before
+def speak(loudness: Loudness) -> None:
+    """Set the level: every command does when it begins."""
+    global _loudness
+    _loudness = loudness
 
 
 def is_verbose() -> bool:
@@ -142,8 +136,20 @@ def say_problems(problems: Sequence[object], *, shown: int = PROBLEMS_SHOWN) -> 
 
 def say_unscored(answers: Sequence[Answer]) -> None:
     """Which answers of a run nothing could be measured of, and why: the first few, and how many there are."""
-    found = [(answer, answer.unscored) for answer in answers if answer.unscored is not None]
+    found = [(answer, answer.unscored) for answer in answers if answer.unscored not in (None, FIRST_SENTENCE, LATER)]
     say_problems([f"{a.id or a.question[:60]!r} has no score: {reason}." for a, reason in found], shown=5)
+
+
+def say_cut(answers: Sequence[Answer], max_tokens: int) -> None:
+    """How many answers a limit cut off, how many of them within their first sentence, and the option that helps."""
+    cut = [answer for answer in answers if answer.is_cut]
+    if cut:
+        short = sum(answer.judged("unscored") is not answer for answer in cut)
+        say(
+            f"{len(cut)} of {len(answers)} answers were cut off after {max_tokens} tokens, {short} of them within "
+            "their first sentence: raise --max-tokens, and give your program the same limit.",
+            label="Warning",
+        )
 
 
 def note_problems(problems: Sequence[object]) -> None:
@@ -162,96 +168,87 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-class _Rate(ProgressColumn):
-    """Answers per second since the work began or was taken up again."""
-
-    def render(self, task: Task) -> Text:
-        speed = task.speed
-        return Text("" if speed is None else f"{speed:.1f}/s" if speed >= 1 else f"{1 / speed:.1f} s each", style="dim")
-
-
-@dataclass(frozen=True)
 class Teller:
-    """Moves a progress display: `tell(done, total)`; and `step`, which names the current step."""
+    """How far a piece of work is: `tell(done, total)`. This one shows nothing."""
 
-    tell: Callable[[int, int], None]
-    step: Callable[[str], None]
+    reached = 0, 0
 
     def __call__(self, done: int, total: int) -> None:
-        self.tell(done, total)
+        """So many of all are done."""
+        self.reached = done, total
+
+    def step(self, name: str) -> None:
+        """The name of the current step."""
 
 
-@contextmanager
-def progress(what: str) -> Generator[Teller]:
-    """A bar on stderr, or lines now and then elsewhere; yields its `Teller`."""
-    if _loudness == Loudness.QUIET:
-        yield Teller(unwatched, lambda step: None)
-        return
-    if not ERR.is_terminal:
-        lines = _Lines(what)
-        yield Teller(lines, lines.step)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(),
-        TimeRemainingColumn(compact=True),
-    )
-    with Progress(*columns, console=ERR, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield Teller(
-            lambda done, total: bar.update(task, completed=done, total=total),
-            lambda step: bar.update(task, description=f"{what} ({step})"),
-        )
+class _Bar(Teller):
+    """A bar on a terminal."""
 
+    def __init__(self, what: str, bar: Progress) -> None:
+        self._what, self._bar, self._task = what, bar, bar.add_task(what, total=None)
 
-@contextmanager
-def kept_on_interrupt(what: str, kept: str) -> Generator[Teller]:
-    """Progress; Ctrl-C tells how far it is and how to resume."""
-    reached, of = 0, 0
-    with progress(what) as tell:
+    def __call__(self, done: int, total: int) -> None:
+        super().__call__(done, total)
+        self._bar.update(self._task, completed=done, total=total)
 
-        def watch(done: int, total: int) -> None:
-            nonlocal reached, of
-            reached, of = done, total
-            tell(done, total)
-
-        try:
-            yield Teller(watch, tell.step)
-        except KeyboardInterrupt as error:
-            message = f"{reached} of {of} {kept}. Run the same command again to continue."
-            say(message, label=in_words(error))
-            raise typer.Exit(exit_code(error)) from error
+    def step(self, name: str) -> None:
+        self._bar.update(self._task, description=f"{self._what} ({name})")
 
 
 _EVERY = 10.0
 """Seconds between two lines of progress, at least."""
 
 
-class _Lines:
-    """Progress for logs: the start, then a line every ten seconds at most, with rate and time left."""
+class _Lines(Teller):
+    """Lines for logs: the start, then one every ten seconds at most, with rate and time left."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._began = self._said = time.monotonic()
         self._first: int | None = None
-        self._reached = (0, 0)
-
-    def step(self, name: str) -> None:
-        """A line of its own where a batch takes long."""
-        now = time.monotonic()
-        if now - self._said >= _EVERY:
-            self._said = now
-            say(f"{self._what}: {self._reached[0]} of {self._reached[1]}, {name}")
 
     def __call__(self, done: int, total: int) -> None:
-        now, self._reached = time.monotonic(), (done, total)
+        super().__call__(done, total)
         if self._first is None:
             self._first = done
             say(f"{self._what}: {done} of {total}")
-        elif now - self._said >= _EVERY and done > self._first:
-            self._said = now
-            rate = (done - self._first) / (now - self._began)
+        elif done > self._first and self._is_due():
+            rate = (done - self._first) / (self._said - self._began)
             left = datetime.timedelta(seconds=round((total - done) / rate))
             say(f"{self._what}: {done} of {total}, {rate:.2g}/s, {left} left")
+
+    def step(self, name: str) -> None:
+        if self._is_due():
+            say(f"{self._what}: {self.reached[0]} of {self.reached[1]}, {name}")
+
+    def _is_due(self) -> bool:
+        now = time.monotonic()
+        is_due = now - self._said >= _EVERY
+        self._said = now if is_due else self._said
+        return is_due
+
+
+@contextmanager
+def progress(what: str) -> Generator[Teller]:
+    """A bar on stderr, or lines now and then where that is no terminal; nothing where the command is quiet."""
+    if _loudness == Loudness.QUIET:
+        yield Teller()
+    elif not ERR.is_terminal:
+        yield _Lines(what)
+    else:
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True)
+        with Progress(*columns, console=ERR, transient=True) as bar:
+            yield _Bar(what, bar)
+
+
+@contextmanager
+def kept_on_interrupt(what: str, kept: str) -> Generator[Teller]:
+    """Progress; Ctrl-C tells how far it is and how to resume."""
+    with progress(what) as tell:
+        try:
+            yield tell
+        except KeyboardInterrupt as error:
+            done, total = tell.reached
+            message = f"{done} of {total} {kept}. Run the same command again to continue."
+            say(message, label=in_words(error))
+            raise typer.Exit(exit_code(error)) from error

@@ -37,6 +37,7 @@ _EMOJI = "[\u2600-\u27bf\ufe0f\u200d\U0001f300-\U0001faff]+"
 _CANDIDATE = re.compile(
     rf"(?P<stop>[.!?…]+){_CLOSERS}(?:\s+{_EMOJI})*\s+|(?P<wide>[。！？｡।؟۔]+)[\"'”’»)\]}}」』）】*_]*\s*|\s*\n\s*"
 )
+_FINISHED = re.compile(rf"(?:[.!?…]+{_CLOSERS}(?:\s+{_EMOJI})*|[。！？｡।؟۔]+[\"'”’»)\]}}」』）】*_]*)\s*\Z")
 _OPENERS = re.compile(r"[\"'“”‘’«»„(\[¿¡「『（*_]*")
 _WORD = re.compile(r"[^\W\d_]+")
 _ROMAN = re.compile(r"[IVXLC]+")
@@ -105,6 +106,11 @@ _COMMENT = 8
 def sentences(text: str) -> list[Span]:
     """The sentences of a finished text: adjacent half-open spans of characters that cover it."""
     return _spans(text, list(_ends(text, 0, finished=True)))
+
+
+def is_unfinished(text: str) -> bool:
+    """Whether a text ends within a sentence: without a mark that could end one."""
+    return _FINISHED.search(text) is None
 
 
 def decided(text: str, begin: int = 0) -> list[int]:

@@ -373,15 +373,20 @@ class Outcome:
     """Graded answers and the calibration made from them; `uncertainties` and `correct` are in the questions' order, by
     sentence those of all sentences.
 
-    `no_verdict` counts the answers that are wrong because the grader came to no verdict on them, `abstained` those that
-    are left out because they are the model's own refusals: like answers that a guard withholds.
+    `no_verdict` counts the answers that are wrong because the grader came to no verdict on them. A limit (`max_tokens`)
+    cut off `n_cut` of the graded answers, `n_cut_wrong` of them wrong.
     """
 
     calibration: Calibration
     uncertainties: list[float | None]
     correct: list[bool]
     no_verdict: int = 0
-    abstained: int = 0
+    n_cut: int = 0
+    n_cut_wrong: int = 0
+
+    def with_abstentions(self, count: int) -> Outcome:
+        """The same, its record with the number of the answers that were left out because the model itself declined."""
+        return replace(self, calibration=self.calibration.with_content(n_abstained=count)) if count else self
 
     @property
     def auroc(self) -> float | None:

@@ -189,7 +189,7 @@ def _short(text: str) -> str:
     return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
 
 
-COLUMNS = ("key", "question", "references", "answer", "correct")
+COLUMNS = ("key", "question", "passage", "references", "answer", "correct")
 _NULL = "\N{REPLACEMENT CHARACTER}"
 """In place of a null byte, which no table can hold; models write anything."""
 
@@ -204,13 +204,13 @@ _NO = {"0", "0.0", "false", "no", "n", "incorrect", "wrong", "falsch", "faux", "
 
 @dataclass(frozen=True)
 class SheetAnswer:
-    """An answer with the cells of its row; of a sentence of one, `passage` is that of the question, "" without one."""
+    """An answer, or a sentence of one, with the cells of its row; `passage` is what the question was asked with."""
 
     key: str
     question: str
     references: tuple[str, ...]
     text: str | None
-    passage: str | None = None
+    passage: str = ""
 
 
 Labelled = EvaluatedAnswer | SheetAnswer
@@ -278,10 +278,10 @@ def labels_for(path: Path, answers: Sequence[Labelled], *, others: Collection[st
     return labels
 
 
-def _cells(answer: Labelled) -> tuple[str, str, str, str, str]:
-    texts = (answer.question, "\n".join(answer.references), answer.text or "")
-    question, references, text = (cell.replace("\0", _NULL) for cell in texts)
-    return answer.key, question, references, text, ""
+def _cells(answer: Labelled) -> tuple[str, ...]:
+    passage = answer.passage if isinstance(answer, SheetAnswer) else answer.context or ""
+    texts = (answer.question, passage, "\n".join(answer.references), answer.text or "")
+    return answer.key, *(cell.replace("\0", _NULL) for cell in texts), ""
 
 
 def read_sheet(path: Path, answers: Sequence[Labelled], *, others: Collection[str] = ()) -> Verdicts:

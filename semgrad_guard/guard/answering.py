@@ -80,7 +80,7 @@ class Answerer:
     def binding(self, template_options: TemplateOptions | None = None) -> Binding:
         """The binding for a calibration of these answers (pass it to `calibrate`, with a grader)."""
         facts = self._facts(template_options)
-        return Binding(**facts, max_tokens=self.options.max_tokens, stop=self.options.stop)
+        return Binding(**facts, max_tokens=self.options.max_tokens, stop=self.options.stop, on_cut="unscored")
 
     def _facts(self, template_options: TemplateOptions | None) -> dict[str, Any]:
         """What scores are bound to, as fields of a binding or a verdict."""

@@ -119,7 +119,7 @@ class Guard:
     @property
     def binding(self) -> Binding:
         """The binding for a calibration of this guard (pass it to `calibrate`, with a grader)."""
-        return self._answerer.binding()
+        return self._answerer.binding().model_copy(update={"on_cut": self.terms.policy.on_cut})
 
     def __call__(self, conversation: Conversation, *, tools: Tools | None = None) -> Verdict:
         """Answer one conversation and decide. The model's calls of `tools` are in `verdict.tool_calls`."""

@@ -18,6 +18,7 @@ from semgrad_guard.decision_log.entries import DecisionSink
 from semgrad_guard.declared import require_valid
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.errors import InputError
+from semgrad_guard.guard.cut_answers import without_cut_score
 from semgrad_guard.guard.familiarity import as_fields, is_of_fields, is_of_question, require_same_unit, unlike
 from semgrad_guard.guard.parts import decided_fields, without_values
 from semgrad_guard.guard.sentences import decided_sentences, with_delivered
@@ -39,6 +40,7 @@ from semgrad_guard.settings import (
     KeepDraft,
     MinConfidence,
     Mode,
+    OnCut,
     OnNoThreshold,
     OnOtherOptions,
     OnUnfamiliar,
@@ -76,6 +78,10 @@ class Policy(PolicyOptions):
     `on_no_threshold` is for a calibration without a threshold: "abstain" delivers nothing, "reachable" what its labels
     support, under the promise that they support (`calibration` is then `calibration.reached()`).
 
+    `on_cut` is for answers that a limit cut off (`max_tokens`): one that ends within its first sentence
+    has no score ("unscored", the default), none has one ("abstain"), or each has ("score"). A bound calibration has
+    decided it.
+
     `min_confidence` takes the place of the calibration's threshold: let through what is right with at least this
     probability, by the calibration's P(correct). That is an estimate, so nothing is promised.
 
@@ -101,6 +107,7 @@ class Policy(PolicyOptions):
                 f"on_unfamiliar={self.on_unfamiliar!r} needs a calibration that knows the shape of its prompts, or "
                 "nothing would ever be let through. Make one with `semgrad-guard calibrate`."
             )
+        object.__setattr__(self, "on_cut", _on_cut(self.binding, self.on_cut))
         given: Any = self.threshold
         threshold = None if given is None else float(given)
         if self.calibration is not None:
@@ -131,6 +138,7 @@ class Policy(PolicyOptions):
         on_unfamiliar: OnUnfamiliar = "threshold",
         on_other_options: OnOtherOptions = "refuse",
         on_no_threshold: OnNoThreshold = PolicyOptions.on_no_threshold,
+        on_cut: OnCut | None = PolicyOptions.on_cut,
         min_confidence: MinConfidence = None,
     ) -> Policy:
         """A policy that keeps the calibration's promise; with `min_confidence` one that promises nothing.
@@ -147,6 +155,7 @@ class Policy(PolicyOptions):
             on_unfamiliar=on_unfamiliar,
             on_other_options=on_other_options,
             on_no_threshold=on_no_threshold,
+            on_cut=on_cut,
             calibration=calibration,
             min_confidence=min_confidence,
         )
@@ -218,6 +227,23 @@ class Policy(PolicyOptions):
             mine, binding = mine.without_prompt_name(), binding.without_prompt_name()
         (mine if options else mine.with_options_of(binding)).require(binding)
         return () if options else mine.in_words(binding)
+
+
+def _on_cut(binding: Binding | None, given: OnCut | None) -> OnCut:
+    """The rule about answers that a limit cut off: the calibration's, or the given one.
+
+    Raises:
+        InputError: they differ.
+    """
+    if binding is None:
+        return given or "unscored"
+    bound = binding.on_cut or "score"
+    if given not in (None, bound):
+        raise InputError(
+            f"on_cut={given!r} is another rule than that of the calibration ({bound!r}): it is chosen before labels "
+            "are seen. Leave it out, or calibrate again with it."
+        )
+    return bound
 
 
 def _surest(calibration: Calibration, confidence: float) -> float | None:
@@ -384,6 +410,8 @@ def decide(draft: Verdict, policy: Policy, *, can_escalate: bool, prompt: Prompt
     Raises:
         BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
     """
+    if policy.compares:
+        draft = without_cut_score(draft, policy.on_cut or "unscored")
     by_field = is_of_fields(policy.calibration)
     if by_field:
         draft = draft.revised(settings=as_fields(draft.details.settings))

@@ -140,6 +140,7 @@ def binding_of(verdict: Verdict) -> Binding:
         estimator=verdict.estimator,
         settings=details.settings,
         prompt_template=details.prompt_template,
+        on_cut="unscored",
         options=details.options,
     )
 

@@ -28,7 +28,8 @@ from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.engine.scores.semantic_preservation import SemanticPreservation
 from semgrad_guard.errors import InputError, PromptTooLongError
-from semgrad_guard.grading import Grader
+from semgrad_guard.grading import AnswerGrader, AnswerToGrade
+from semgrad_guard.grading.grader import ABSTAINED
 from semgrad_guard.guard import template_name
 from semgrad_guard.metrics import auroc
 from semgrad_guard.paper.probe_record import (
@@ -215,7 +216,7 @@ def probe(
     plan: ProbePlan,
     data: str,
     answers_path: Path | None,
-    grader: Grader,
+    grader: AnswerGrader,
     phase: Phase = lambda _: nullcontext(unwatched),
 ) -> Probe:
     """Measure semantic preservation on the questions with paraphrases and, on request, SemGrad on all with answers.
@@ -226,7 +227,7 @@ def probe(
         plan: how.
         data: the name of the questions in the record.
         answers_path: keeps the answers, so that an interrupted probe continues; None to leave them out.
-        grader: decides which answers are right.
+        grader: decides which answers are right; those that abstain are left out.
         phase: shows how far each part of the work is.
 
     Raises:
@@ -246,10 +247,10 @@ def probe(
     if answers_path is not None and gradable:
         with phase("Answering") as tell:
             answers = collect_grids(gradable, answers_path, plan, model=model, tokens=ends.count, on_progress=tell)
-        correct = [
-            answer.text is not None and grader(answer.text, question.answers, question=question.question)
-            for question, answer in zip(gradable, answers, strict=True)
-        ]
+        pairs = zip(gradable, answers, strict=True)
+        verdicts = grader.grade([AnswerToGrade(one.question, own.text or "", one.answers) for one, own in pairs])
+        kept = [place for place, verdict in enumerate(verdicts) if verdict != ABSTAINED]  # neither right nor wrong
+        answers, correct = [answers[place] for place in kept], [verdicts[place] is True for place in kept]
         others = [offset for offset in ends.complete if offset != ends.own_token]
         by_offset = {offset: [answer.semgrad(upper, offset) for answer in answers] for offset in others}
         recommendation = with_answers(ends.own_token, [one.semgrad(upper) for one in answers], by_offset, correct)

@@ -7,7 +7,9 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field
 
+from semgrad_guard.guard.cut_answers import why_unscored
 from semgrad_guard.questions.data import Question
+from semgrad_guard.settings import OnCut
 
 
 class AnswerScore(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -53,6 +55,23 @@ class Answer(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     def uncertainty(self, estimator: str) -> float | None:
         """The number of the estimator that has this name in the run."""
         return self.scores[estimator].uncertainty
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a limit cut it off (`max_tokens`)."""
+        return self.finish_reason == "length"
+
+    def judged(self, on_cut: OnCut) -> Self:
+        """The answer with the scores that count for a guard with this rule about answers that a limit cut off."""
+        by_sentence = bool(self.sentences)
+        why = why_unscored(self.text or "", on_cut, by_sentence=by_sentence) if self.is_cut and self.text else None
+        if why is None:
+            return self
+        scores = dict.fromkeys(self.scores, AnswerScore(uncertainty=None, reason=why))
+        parts = self.sentences
+        if parts:
+            parts = (*parts[:-1], parts[-1].model_copy(update={"scores": scores}))
+        return self.model_copy(update={"scores": scores, "sentences": parts})
 
     @property
     def sentence_keys(self) -> list[str]:

@@ -31,7 +31,7 @@ from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.job_record import JobRecord, Progress, R, unwatched
 from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.records import Message, Score
-from semgrad_guard.settings import OnDoubt
+from semgrad_guard.settings import OnCut, OnDoubt
 
 
 class Batch(NamedTuple):
@@ -199,10 +199,11 @@ def run_binding(
     grader: str | None = None,
     upstream: str | None = None,
     on_doubt: OnDoubt | None = None,
+    on_cut: OnCut = "unscored",
 ) -> Binding:
     """The binding of a calibration made from such a run; the same as a guard's with this prompt template."""
     bound = Answerer(model, estimator, options, prompt_template=template, by_sentence=on_doubt).binding()
-    return bound.model_copy(update={"grader": grader, "upstream": upstream})
+    return bound.model_copy(update={"grader": grader, "upstream": upstream, "on_cut": on_cut})
 
 
 def shared_objective(estimators: Iterable[Estimator]) -> Objective:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate
-from semgrad_guard.errors import BindingMismatchError, CalibrationError
+from semgrad_guard.errors import BindingMismatchError
 
 FULL = Binding(
     model="pocket",
@@ -33,7 +33,7 @@ OTHER: dict[str, Any] = {
 
 
 def test_every_field_is_compared_or_named_as_an_exception() -> None:
-    assert set(OTHER) | {"max_tokens", "stop", "options"} == set(Binding.model_fields)
+    assert set(OTHER) | {"max_tokens", "stop", "on_cut", "options"} == set(Binding.model_fields)
 
 
 @pytest.mark.parametrize(("cut", "elsewhere"), [(None, False), (256, False), ("\n", False), (1, True), ("k", True)])
@@ -65,11 +65,6 @@ def test_an_answer_that_ended_by_itself_keeps_within_the_limits_of_the_calibrati
     assert unlimited.cut_elsewhere(None, tokens=tokens, text=text) is None
 
 
-def test_equal_bindings_do_not_differ() -> None:
-    assert FULL.differences(FULL.model_copy(deep=True)) == {}
-    FULL.require(FULL)
-
-
 @pytest.mark.parametrize("field", OTHER)
 def test_each_field_is_compared_and_named(field: str) -> None:
     other = FULL.model_copy(update={field: OTHER[field]})
@@ -77,15 +72,6 @@ def test_each_field_is_compared_and_named(field: str) -> None:
     with pytest.raises(BindingMismatchError, match=f"{field} is .* and was .* at calibration") as caught:
         FULL.require(other)
     assert not [name for name in OTHER if name != field and f"{name} is" in str(caught.value)]
-
-
-def test_all_differences_are_named_and_of_settings_only_the_changed_ones() -> None:
-    with pytest.raises(CalibrationError) as caught:
-        FULL.require(Binding(**OTHER))
-    text = str(caught.value)
-    assert all(f"{field} is" in text for field in OTHER)
-    assert "settings is {'tau': 2.0} and was {'tau': 1.0}" in text
-    assert "variant" not in text
 
 
 def test_a_setting_that_only_one_side_has_is_a_difference() -> None:
@@ -123,11 +109,6 @@ def test_what_is_no_binding_is_refused(bad: dict[str, Any]) -> None:
         Binding(**{"model": "m", "estimator": "e", **bad})
 
 
-def test_a_binding_is_frozen() -> None:
-    with pytest.raises(ValidationError):
-        FULL.model = "other"  # type: ignore[misc]
-
-
 def test_settings_keep_their_types_through_json() -> None:
     settings = {"a": True, "b": 1, "c": 1.0, "d": "1", "e": None, "f": [1, 2.5, "x", False]}
     binding = Binding(model="m", estimator="e", settings=settings)
@@ -150,10 +131,3 @@ def test_what_a_moved_folder_takes_is_said_beside_its_name() -> None:
     moved = FULL.model_copy(update={"model": "copy", "prompt_template": "zephyr"})
     with pytest.raises(BindingMismatchError, match=r"model is 'copy'.* give it its name again\); prompt_template is"):
         FULL.require(moved)
-
-
-@pytest.mark.parametrize(
-    "grader", [None, "exact-match", "contains@3", "contains@3+judge(openai:x)", "human", "token-f1>=0.5"]
-)
-def test_a_grader_of_the_present_rules_is_not_outdated(grader: str | None) -> None:
-    assert Binding(model="m", estimator="e", grader=grader).outdated_grader is None

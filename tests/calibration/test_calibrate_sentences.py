@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from semgrad_guard.calibration import AnswerSentences, Binding, Calibration, calibrate, calibrate_sentences
+from semgrad_guard.calibration import AnswerSentences, Binding, Calibration, calibrate_sentences
 from semgrad_guard.calibration.calibrating import recalibrate
 from semgrad_guard.calibration.promise import report
 from semgrad_guard.errors import BindingMismatchError, CalibrationError
@@ -97,16 +97,6 @@ def test_an_answer_without_sentences_is_unscored_and_wrong() -> None:
     assert found.n_wrong == 1 + sum(not all(answer.correct) for answer in answers())
 
 
-def test_copies_of_a_question_count_once() -> None:
-    rows = answers(60)
-    found = calibrate_sentences([*rows, *rows], on_doubt="drop", **RATES)
-    assert (found.n, found.n_duplicates, found.sentences) == (
-        60,
-        60,
-        calibrate_sentences(rows, on_doubt="drop", **RATES).sentences,
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -120,12 +110,6 @@ def test_what_is_not_a_form_is_refused(change: dict[str, Any], message: str) -> 
         calibrate_sentences(answers(), **{"on_doubt": "drop", **RATES, **change})
     with pytest.raises(CalibrationError, match="leans_on"):
         calibrate_sentences([AnswerSentences("q", "a", [0.1], [True], [])], on_doubt="drop", **RATES)
-
-
-def test_a_calibration_of_whole_answers_is_as_before() -> None:
-    found = calibrate([0.1, 0.2] * 30, [True, True] * 30, binding=BINDING, **RATES)
-    assert found.sentences is None
-    assert "sentences" not in found.model_dump_json(exclude_defaults=True)
 
 
 def test_grades_of_whole_answers_tell_only_about_a_promise_about_answers() -> None:

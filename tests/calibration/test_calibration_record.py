@@ -1,12 +1,9 @@
 """Saving and loading: nothing is lost, nothing half-written is left, nothing that was touched is accepted."""
 
-import base64
 import json
 import math
-import os
 import tempfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +63,6 @@ def test_a_calibration_without_a_shape_loads_and_says_how_to_make_it_anew(tmp_pa
         assert "it was given none" in loaded.unfamiliar(prompt)[0]
 
 
-def test_prompts_of_repeated_questions_are_left_out_as_their_answers_are() -> None:
-    prompts = drawn(closed_book, 60, 0)
-    twice = calibrate(
-        [0.1] * 120, [True] * 120, alpha=0.2, delta=0.1, groups=[*range(60), *range(60)], prompts=[*prompts, *prompts]
-    )
-    assert twice.shape == PromptShape.of(prompts)
-
-
 @pytest.mark.parametrize(
     ("prompts", "words"),
     [
@@ -87,17 +76,6 @@ def test_prompts_of_repeated_questions_are_left_out_as_their_answers_are() -> No
 def test_prompts_that_are_none_are_refused(prompts: Any, words: str) -> None:
     with pytest.raises(CalibrationError, match=words):
         example(prompts=prompts)
-
-
-def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
-    calibration = example()
-    path = calibration.save(tmp_path / "calibration.json")
-    loaded = Calibration.load(path)
-    assert loaded == calibration
-    assert loaded.id == calibration.id
-    assert loaded.binding == BINDING
-    assert [loaded.confidence(u) for u in loaded.scores] == [calibration.confidence(u) for u in loaded.scores]
-    assert [p.name for p in tmp_path.iterdir()] == ["calibration.json"]
 
 
 anything = st.floats(allow_nan=False, allow_infinity=False)
@@ -116,13 +94,6 @@ def test_the_file_is_plain_json_one_field_a_line(tmp_path: Path) -> None:
     record = json.loads(text)
     assert record["schema_version"] == 2
     assert len(text.splitlines()) == len(record) + 2
-
-
-def test_a_save_replaces_what_was_there(tmp_path: Path) -> None:
-    path = tmp_path / "c.json"
-    path.write_text("old")
-    example().save(str(path))
-    assert Calibration.load(str(path)) == example()
 
 
 def test_the_id_depends_on_everything_and_only_on_content() -> None:
@@ -154,15 +125,6 @@ def test_a_file_of_another_version_is_refused_by_what_it_uses(tmp_path: Path, ol
     path.write_text(json.dumps({**json.loads(path.read_text()), **old}))
     with pytest.raises(CalibrationError, match=f"{named}.*calibrate` again"):
         Calibration.load(path)
-
-
-def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
-    path = example().save(tmp_path / "c.json")
-    text = path.read_text()
-    for end in [0, 1, 10, len(text) // 2, len(text) - 3]:
-        path.write_text(text[:end])
-        with pytest.raises(CalibrationError, match="not an intact calibration"):
-            Calibration.load(path)
 
 
 def edited(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -198,14 +160,6 @@ def test_a_file_edited_by_hand_is_refused_whatever_was_edited(tmp_path: Path) ->
     assert Calibration.load(path) == original
 
 
-def test_a_threshold_raised_by_hand_is_refused_in_words(tmp_path: Path) -> None:
-    path = example().save(tmp_path / "c.json")
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps({**record, "threshold": 99.0}))
-    with pytest.raises(CalibrationError, match=r"c\.json is not an intact calibration: its id does not match"):
-        Calibration.load(path)
-
-
 @pytest.mark.parametrize("content", ["", "[]", "null", "3", "{}", '{"id": NaN}', "not json", "{" * 5000])
 def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "c.json"
@@ -214,55 +168,11 @@ def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
         Calibration.load(path)
 
 
-def test_binary_missing_and_folder_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "b.json").write_bytes(b"\xff\xfe\x00")
-    for name, words in [("b.json", "UTF-8"), ("none.json", "No such file"), (".", "directory")]:
-        with pytest.raises(CalibrationError, match=words):
-            Calibration.load(tmp_path / name)
-
-
 def test_a_missing_folder_and_a_folder_as_target_are_named(tmp_path: Path) -> None:
     for target in (tmp_path / "none" / "c.json", tmp_path):
         with pytest.raises(CalibrationError, match="Cannot write the calibration to"):
             example().save(target)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.fixture
-def read_only_folder() -> Iterator[Path]:
-    """A folder that this process may not write to; root steps down to an ordinary user for it."""
-    was = os.geteuid()
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own are closed to others
-        path = Path(folder)
-        path.chmod(0o555)
-        if was == 0:
-            os.seteuid(65534)
-        yield path
-        if was == 0:
-            os.seteuid(was)
-        path.chmod(0o755)
-
-
-def test_a_read_only_folder_is_refused_by_type(read_only_folder: Path) -> None:
-    with pytest.raises(CalibrationError, match=r"Permission denied.*Choose a path in an existing folder"):
-        example().save(read_only_folder / "c.json")
-    assert list(read_only_folder.iterdir()) == []
-
-
-def test_a_failed_rename_keeps_the_old_file_and_leaves_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "c.json"
-    path.write_text("old")
-
-    def full(self: Path, target: Path) -> Path:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(CalibrationError, match="No space left"):
-        example().save(path)
-    assert [p.name for p in tmp_path.iterdir()] == ["c.json"]
-    assert path.read_text() == "old"
 
 
 def test_fields_at_their_defaults_are_in_no_file_and_so_in_no_id(tmp_path: Path) -> None:
@@ -321,67 +231,9 @@ def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
             Calibration.load(path)
 
 
-def test_paths_that_no_file_can_have_are_refused_by_type() -> None:
-    with pytest.raises(CalibrationError, match="null"):
-        Calibration.load("\0")
-    with pytest.raises(CalibrationError, match="null"):
-        example().save("\0")
-
-
-def learned(columns: int) -> Calibration:
-    """A calibration for an estimator that has learned so many columns."""
-    rng = np.random.default_rng(1)
-    numbers = {name: tuple(rng.normal(size=columns).tolist()) for name in ("lows", "highs", "centres", "weights")}
-    weights = FusedWeights(
-        columns=tuple(f"state {i}" for i in range(columns)),
-        **numbers,
-        scales=tuple(rng.lognormal(size=columns).tolist()),
-        intercept=0.1,
-        n=200,
-        n_wrong=80,
-    )
+def test_learned_numbers_survive_the_file(tmp_path: Path) -> None:
+    numbers = dict.fromkeys(("lows", "highs", "centres", "weights", "scales"), (0.5, 1.5))
+    weights = FusedWeights(columns=("a", "b"), **numbers, intercept=0.1, n=200, n_wrong=80)
     choice = EstimatorChoice(asked="states", estimator="states", reason="Fitted on 200 answers.", weights=weights)
-    return example(choice=choice)
-
-
-def test_few_learned_numbers_are_plain_and_many_are_packed(tmp_path: Path) -> None:
-    few, many = learned(20), learned(576)
-    for made in (few, many):
-        found = Calibration.load(made.save(tmp_path / "c.json"))
-        assert found == made
-        assert found.id == made.id
-    assert "packed" not in (few.save(tmp_path / "few.json")).read_text()
-    file = many.save(tmp_path / "many.json").read_text()
-    packed = json.loads(file)["choice"]["weights"]["packed"]
-    spelled = json.loads(zlib.decompress(base64.b64decode(packed)))
-    assert many.choice is not None
-    assert many.choice.weights is not None
-    assert spelled == json.loads(many.choice.weights.model_dump_json())
-    assert len(file) < 0.65 * len(many.model_dump_json())
-
-
-def test_packed_numbers_that_are_spelled_out_are_the_same_calibration(tmp_path: Path) -> None:
-    made = learned(100)
-    (tmp_path / "plain.json").write_text(made.model_dump_json())
-    assert Calibration.load(tmp_path / "plain.json") == made
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda text: text[:-8], "cut short"),
-        (lambda text: "not base64!", "cannot be read"),
-        (lambda text: 3, "cannot be read"),
-        (lambda text: base64.b64encode(zlib.compress(b"[1]")).decode(), "choice.weights"),
-        (lambda text: base64.b64encode(zlib.compress(b"{")).decode(), "not an intact calibration"),
-    ],
-)
-def test_packed_numbers_that_are_damaged_are_refused(
-    tmp_path: Path, damage: Callable[[str], object], words: str
-) -> None:
-    path = learned(100).save(tmp_path / "c.json")
-    record = json.loads(path.read_text())
-    record["choice"]["weights"]["packed"] = damage(record["choice"]["weights"]["packed"])
-    path.write_text(json.dumps(record))
-    with pytest.raises(CalibrationError, match=words):
-        Calibration.load(path)
+    made = example(choice=choice)
+    assert Calibration.load(made.save(tmp_path / "c.json")) == made

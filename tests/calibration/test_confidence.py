@@ -97,12 +97,6 @@ def test_one_kind_of_label_gives_one_value_short_of_certainty(fit: Fit, label: b
     assert values == {round((n + 1) / (n + 2) if label else 1 / (n + 2), 3)}
 
 
-def test_it_is_flat_where_the_score_points_the_wrong_way() -> None:
-    scores = np.arange(100.0)
-    confidence = fit_ranks(scores, scores > 49)
-    assert confidence(0.0) == confidence(99.0) == pytest.approx(0.5, abs=0.01)
-
-
 def test_between_knots_is_a_straight_line_even_where_distances_overflow() -> None:
     steep = ConfidenceMap(method="isotonic", uncertainties=(-1.5e308, 1.5e308), confidences=(0.9, 0.1))
     assert steep(0.0) == pytest.approx(0.5)

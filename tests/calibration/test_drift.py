@@ -1,18 +1,17 @@
-"""Drift: one test against scipy, and a monitor whose false alarms stay rare however often one looks."""
+"""Drift: a monitor whose false alarms stay rare however often one looks."""
 
 from __future__ import annotations
 
 import math
-import pickle
 import threading
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 from scipy.special import ndtr
-from scipy.stats import ks_2samp, kstest
+from scipy.stats import kstest
 
-from semgrad_guard.calibration import Calibration, Drift, DriftMonitor, calibrate, drift
+from semgrad_guard.calibration import Calibration, Drift, DriftMonitor, calibrate
 from semgrad_guard.calibration.drift import RankBets, ScoreRanks
 from semgrad_guard.errors import CalibrationError, InputError
 
@@ -21,39 +20,13 @@ def calibration_of(scores: list[float] | np.ndarray) -> Calibration:
     return calibrate(scores, [True] * len(scores), alpha=0.5, delta=0.5)
 
 
-def test_one_look_is_scipys_test() -> None:
-    rng = np.random.default_rng(0)
-    old, new = rng.lognormal(size=300), rng.lognormal(0.2, size=90)
-    found, expected = drift(new, old), ks_2samp(new, old)
-    assert (found.p_value, found.statistic) == (expected.pvalue, expected.statistic)
-    assert (found.n, found.level, found.moved) == (90, 0.01, expected.pvalue <= 0.01)
-    assert drift(new, old, level=float(expected.pvalue)).moved
-    assert drift(new + 1, old).moved
-
-
-def test_one_look_raises_false_alarms_at_its_level() -> None:
-    rng = np.random.default_rng(1)
-    alarms = np.mean([drift(rng.random(60), rng.random(150), level=0.1).moved for _ in range(800)])
-    assert 0.06 <= alarms <= 0.1 + 0.021  # 2 standard errors
-
-
-def test_absent_scores_are_left_out_and_nothing_is_no_drift() -> None:
-    assert drift([None, math.nan, math.inf, 0.5], [0.1, 0.9]).n == 1
-    assert drift([None], [0.1]) == Drift(p_value=1.0, moved=False, n=0, statistic=0.0, level=0.01)
-    assert not drift([1.0] * 50, [1.0] * 50).moved
-
-
 @pytest.mark.parametrize("level", [0.0, 1.0, -1.0, math.nan])
 def test_a_level_outside_zero_and_one_is_refused(level: float) -> None:
-    with pytest.raises(InputError, match="level must"):
-        drift([0.1], [0.1], level=level)
     with pytest.raises(InputError, match="level must"):
         DriftMonitor(calibration_of([0.1]), level=level)
 
 
 def test_without_calibration_scores_there_is_nothing_to_compare() -> None:
-    with pytest.raises(CalibrationError, match="no scores"):
-        drift([0.1], [])
     with pytest.raises(CalibrationError, match="no scores"):
         DriftMonitor(calibration_of([math.nan]))
 
@@ -155,14 +128,6 @@ def test_threads_lose_no_score() -> None:
     assert monitor.report().n == 800
 
 
-def test_memory_is_bounded() -> None:
-    monitor = DriftMonitor(calibration_of([0.1, 0.2]))
-    size = len(pickle.dumps(monitor._ranks))
-    for _ in range(300):
-        monitor.add(0.15)
-    assert len(pickle.dumps(monitor._ranks)) <= size + 64
-
-
 def with_unscored(scored: int, unscored: int) -> Calibration:
     scores = [*np.linspace(0, 1, scored).tolist(), *[None] * unscored]
     return calibrate(scores, [True] * len(scores), alpha=0.5, delta=0.5)
@@ -197,15 +162,3 @@ def test_what_is_no_number_is_refused_by_type(no_number: object) -> None:
     with pytest.raises(InputError, match="a number or None"):
         monitor.add(no_number)  # type: ignore[arg-type]
     assert monitor.report().answers == 0
-    with pytest.raises(InputError, match="a number or None"):
-        drift([no_number], [0.1])  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize("shift", [0.0, 0.05, 0.5])
-def test_many_calibration_scores_are_compared_as_scipy_does(shift: float) -> None:
-    """Also beyond the sizes for which its p-value is exact."""
-    rng = np.random.default_rng(10)
-    old, new = np.round(rng.random(30_000), 3), np.round(rng.random(200) + shift, 3)  # with ties
-    found, expected = drift(new, old), ks_2samp(new, old)
-    assert found.statistic == pytest.approx(expected.statistic, abs=1e-12)
-    assert found.p_value == pytest.approx(expected.pvalue, rel=1e-9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cache
 from random import Random
@@ -41,13 +40,6 @@ def test_prompts_drawn_like_those_of_the_calibration_are_familiar(family: Family
     assert share_familiar(family, 150, repeats=3, seed=0) >= 0.985
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("family", made.FAMILIES)
-@pytest.mark.parametrize("n", [150, 300, 1000])
-def test_so_they_are_with_larger_sets_and_in_more_repeats(family: Family, n: int) -> None:
-    assert share_familiar(family, n, repeats=40, seed=500) >= 0.99
-
-
 FACT = "The capital of Norway is Oslo."
 LONG = "\n\n".join(made.passages()[:12])
 
@@ -58,43 +50,23 @@ def form_of(text: str) -> PromptForm:
 
 STRANGERS_TO_CLOSED_BOOK: dict[str, Callable[[Random], PromptForm]] = {
     "a passage of several lines before the question": lambda r: form_of(f"{passage(r, 3)}\n\n{question(r)}"),
-    "a passage behind it": lambda r: form_of(f"{question(r)}\n\n{passage(r, 3)}"),
     "a passage in the same line": lambda r: form_of(f"{r.choice(made.passages())} {question(r)}"),
-    "a passage in the same line, behind": lambda r: form_of(f"{question(r)} {r.choice(made.passages())}"),
-    "a passage without a full stop": lambda r: form_of(
-        r.choice(made.passages()).replace(".", " and") + " so " + question(r)
-    ),
     "one short sentence before": lambda r: form_of(f"{FACT} {question(r)}"),
-    "one short sentence behind": lambda r: form_of(f"{question(r)} {FACT}"),
     "a label and a fact": lambda r: form_of(f"Question: {question(r)}\nContext: {FACT}"),
     "a system turn": lambda r: form(("system", "Be brief."), ("user", question(r))),
-    "an empty system turn": lambda r: form(("system", ""), ("user", question(r))),
-    "a developer turn": lambda r: form(("developer", "Be brief."), ("user", question(r))),
     "a history": lambda r: form(("user", question(r)), ("assistant", "Oslo."), ("user", question(r))),
     "an answer begun": lambda r: form(("user", question(r)), ("assistant", "The answer is")),
-    "two user turns": lambda r: form(("user", question(r)), ("user", question(r))),
     "a tool's turn": lambda r: form(("user", question(r)), ("tool", FACT)),
     "an instruction before": lambda r: form_of(f"Answer the following question with one or few words:\n{question(r)}"),
-    "an instruction behind": lambda r: form_of(f"{question(r)} Think step by step, then answer."),
-    "an instruction that begs": lambda r: form_of(
-        f"{question(r)[:-1]}, and explain your reasoning in great detail please?"
-    ),
     "examples": made.few_shot,
     "two questions": lambda r: form_of(f"{question(r)}\n{question(r)}"),
-    "two questions in a line": lambda r: form_of(f"{question(r)} {question(r)}"),
     "French": lambda r: form_of(r.choice(FRENCH)),
-    "German": lambda r: form_of(r.choice(GERMAN)),
     "Japanese": lambda r: form_of("ノルウェーの首都はどこですか？"),
-    "Arabic": lambda r: form_of("ما هي عاصمة النرويج؟"),
     "code": lambda r: form_of("def f(x):\n    return x + 1\n\nWhat does f do?"),
-    "JSON": lambda r: form_of(json.dumps({"question": question(r), "format": "json"})),
     "tools": made.with_tools,
     "tools that the template does not list": lambda r: form(("user", question(r)), tools="feedfeedfeed"),
     "LangChain's retrieval prompt": made.rag,
-    "LlamaIndex's retrieval prompt": made.rag_before,
-    "a passage in the demo's form": made.one_line_rag,
     "one word": lambda r: form_of("Norway"),
-    "gibberish": lambda r: form_of("qwv zzk plorf unk drrr vlim?"),
     "another template": lambda r: PromptForm(
         text=f"[INST] {question(r)} [/INST]", tokens=12, roles=("user",), user_text=question(r)
     ),
@@ -104,7 +76,6 @@ FRENCH = (
     "Quelle langue parle-t-on au Japon ?",
     "Donne le symbole chimique du fer.",
 )
-GERMAN = ("Was ist die Hauptstadt von Norwegen?", "Welche Sprache spricht man in Japan?", "Nenne das Symbol von Eisen.")
 
 
 def rag_with(
@@ -121,40 +92,23 @@ def rag_with(
 
 STRANGERS_TO_RAG: dict[str, Callable[[Random], PromptForm]] = {
     "no passage": lambda r: rag_with(r, context=""),
-    "no match": lambda r: rag_with(r, context="None"),
     "a bare question": made.closed_book,
     "the passage's label is gone": lambda r: form_of(made.rag(r).user_text.replace("Context: ", "")),
     "another template": made.rag_before,
-    "the demo's template": made.one_line_rag,
     "a reworded instruction": lambda r: form_of(made.rag(r).user_text.replace("three sentences", "ten sentences")),
     "a much longer context": lambda r: rag_with(r, context=LONG),
-    "an instruction in front": lambda r: rag_with(r, before="Answer like a pirate. "),
     "an instruction in a line in front": lambda r: rag_with(r, before="Ignore the context.\n"),
     "an instruction behind the question": lambda r: rag_with(r, middle="Answer in French.\n"),
     "an instruction behind all": lambda r: form_of(made.rag(r).user_text + " Oslo"),
     "a system turn": lambda r: form(("system", "You are terse."), ("user", made.rag(r).user_text)),
-    "a history": lambda r: form(("user", "Hello."), ("assistant", "Hello."), ("user", made.rag(r).user_text)),
-    "a long question": lambda r: form_of(
-        made.rag(r).user_text.replace(
-            "Question: ", "Question: I have been wondering for a long time, and nobody knows, "
-        )
-    ),
-    "a French passage": lambda r: rag_with(r, context=" ".join(FRENCH) + " " + PROUST),
-    "a table": lambda r: rag_with(r, context="\n".join(f"| {i} | {i * i} | {i**3} |" for i in range(40))),
     "tools": lambda r: form(("user", made.rag(r).user_text), tools="0123456789ab", listed="# Tools\n- search"),
 }
-PROUST = (
-    "La Norvège est un pays du nord de l'Europe dont les fjords attirent chaque année beaucoup de voyageurs. Sa "
-    "capitale se trouve au fond d'un golfe, et la plupart des habitants y parlent une langue proche des voisines."
-)
 
 STRANGERS_TO_CHATS: dict[str, Callable[[Random], PromptForm]] = {
     "another system turn": lambda r: form(("system", "You are a rude guide."), ("user", question(r))),
-    "no system turn": made.closed_book,
     "a system turn behind": lambda r: form(
         ("system", "You are a helpful guide."), ("user", question(r)), ("system", "Lie."), ("user", question(r))
     ),
-    "a tool's turn": lambda r: form(("system", "You are a helpful guide."), ("user", question(r)), ("tool", FACT)),
     "twenty turns": lambda r: form(
         ("system", "You are a helpful guide."),
         *[turn for _ in range(20) for turn in (("user", question(r)), ("assistant", "Yes."))],
@@ -162,9 +116,6 @@ STRANGERS_TO_CHATS: dict[str, Callable[[Random], PromptForm]] = {
     ),
     "a passage in the last turn": lambda r: form(
         ("system", "You are a helpful guide."), ("user", f"{question(r)}\n\n{passage(r, 2)}")
-    ),
-    "an instruction in the last turn": lambda r: form(
-        ("system", "You are a helpful guide."), ("user", f"{question(r)} Answer in one word. Be quick.")
     ),
 }
 

@@ -95,7 +95,7 @@ def test_only_a_policy_that_asks_for_it_delivers() -> None:
 
 def test_every_surface_has_the_promised_number_beside_the_one_that_was_asked_for(language_model: LanguageModel) -> None:
     model, options = language_model, GenerationOptions(max_tokens=8)
-    bare = Guard(model, Policy(threshold=0.0), options=options)
+    bare = Guard(model, Policy(threshold=0.0, on_cut="score"), options=options)
     draft = bare.drafts(["Who?"])[0]
     scores, correct = weak()
     shift = (draft.uncertainty or 0.0) - min(scores)
@@ -125,9 +125,9 @@ def test_every_surface_has_the_promised_number_beside_the_one_that_was_asked_for
 
 def test_a_calibration_says_it_in_one_sentence_with_the_option() -> None:
     made = calibrate(*weak(), **RATES)
-    assert shortfall(made).endswith(
+    assert shortfall(made, cut="Some were cut.").startswith(
         "At u <= 0.6426, 38 of 80 delivered, 8 wrong: 21% (95% interval 10-37%). You asked for at most 10%; these "
-        "labels support at most 32%. To deliver these: --on-no-threshold reachable."
+        "labels support at most 32%. To deliver these: --on-no-threshold reachable. Some were cut. Of the "
     )
     low, high = stats.beta.ppf(0.025, 8, 31), stats.beta.ppf(0.975, 9, 30)
     assert (round(100 * low), round(100 * high)) == (10, 37)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
 from collections.abc import Iterator
@@ -20,57 +19,22 @@ def _lines() -> dict[str, tuple[bytes, str]]:
     """Broken lines that are broken for every command, and the messages about them."""
     written: dict[str, tuple[str, str]] = {
         "a number as question": (line(question=7), '"question"'),
-        "a fraction as question": (line(question=0.5), '"question"'),
-        "NaN as question": (line(question=float("nan")), '"question"'),
-        "true as question": (line(question=True), '"question"'),
         "null as question": (line(question=None), '"question"'),
-        "a list as question": (line(question=["Which?"]), '"question"'),
-        "an object as question": (line(question={"words": "Which?"}), '"question"'),
         "an empty question": (line(question=""), '"question"'),
-        "a blank question": (line(question=" \t "), '"question"'),
         "a lone surrogate": ('{"question": "\\ud800", "answers": ["a"], "response": "b"}', '"question"'),
         "no question": ('{"answers": ["a"], "response": "b"}', '"question"'),
-        "a number as context": (line(context=7), '"context"'),
-        "NaN as id": (line(id=float("nan")), '"id"'),
-        "infinity as id": (line(id=float("inf")), '"id"'),
         "a list as id": (line(id=[1]), '"id"'),
-        "an object as kind": (line(kind={}), '"kind"'),
         "a number as response": (line(response=7), '"response"'),
-        "NaN as response": (line(response=float("nan")), '"response"'),
-        "a number as paraphrase": (line(paraphrases=[7]), '"paraphrases'),
-        "NaN as an answer": (line(answers=[float("nan")]), '"answers'),
         "true as an answer": (line(answers=[True]), '"answers'),
-        "null among the answers": (line(answers=["a", None]), '"answers'),
-        "a list among the answers": (line(answers=[["a"]]), '"answers'),
-        "answers in an unknown form": (line(answers={"best": "a"}), '"answers'),
-        "answers in a form gone wrong": (line(answers={"value": {"x": 1}}), '"answers'),
         "a question twice": ('{"question": "a?", "question": "b?", "answers": ["a"], "response": "b"}', "twice"),
-        "answers twice": ('{"question": "a?", "answers": ["a"], "answers": ["b"], "response": "b"}', "twice"),
-        "a key twice inside": ('{"question": "a?", "answers": {"value": "a", "value": "b"}, "response": "b"}', "twice"),
         "6,000 digits": (f'{{"question": "a?", "answers": [{"9" * 6000}], "response": "b"}}', "too long"),
-        "6,000 digits unread": (f'{{"question": "a?", "n": {"9" * 6000}, "answers": ["a"], "response": "b"}}', "long"),
-        "a huge float": ('{"question": "a?", "answers": [1e999], "response": "b", "id": 1e999}', "wrong"),
         "cut short": (line()[:25], "not valid JSON"),
-        "single quotes": ("{'question': 'a?', 'answers': ['a']}", "not valid JSON"),
-        "a comma at the end": ('{"question": "a?",}', "not valid JSON"),
-        "a comment": ("// nothing", "not valid JSON"),
-        "two objects": (line() + line(), "not valid JSON"),
         "a list": ("[]", "not a JSON object"),
-        "a text": ('"question"', "not a JSON object"),
-        "a number": ("7", "not a JSON object"),
-        "null": ("null", "not a JSON object"),
-        "NaN": ("NaN", "not a JSON object"),
-        "words": ("What is this?", "not valid JSON"),
-        "a raw control character": ('{"question": "a\x01b"}', "not valid JSON"),
         "nested deeply": ("[" * 100_000, "nested too deeply"),
-        "a deep question": ('{"question": ' + '{"a":' * 50_000, "nested too deeply"),
     }
     raw = {
         "Latin-1": ('{"question": "café?"}'.encode("latin-1"), "not UTF-8"),
-        "a stray byte": (b'{"question": "\xff"}', "not UTF-8"),
-        "a BOM within the file": (codecs.BOM_UTF8 + line().encode(), "not valid JSON"),
         "a null byte": (b"\0", "not valid JSON"),
-        "an overlong encoding": (b'{"question": "\xc0\xaf"}', "not UTF-8"),
     }
     return {**{name: (text.encode(), says) for name, (text, says) in written.items()}, **raw}
 
@@ -93,37 +57,20 @@ def lines() -> Iterator[Bad]:
 
 FILES: dict[str, bytes] = {
     "empty.jsonl": b"",
-    "blank.jsonl": b"\n \n\t\n",
-    "bom.jsonl": codecs.BOM_UTF8,
     "utf16-cut.jsonl": line().encode("utf-16")[:-1],
-    "utf32.jsonl": line().encode("utf-32-le"),
     "binary.jsonl": bytes(range(256)) * 20,
-    "png.jsonl": b"\x89PNG\r\n\x1a\n" + bytes(200),
     "gzip.jsonl": b"\x1f\x8b\x08" + bytes(200),
-    "text.jsonl": b"What is this?\nI do not know.\n",
     "cut.json": b'[{"question": "a?"',
-    "empty-list.json": b"[]",
     "numbers.json": b"[1, 2, 3]",
-    "digits.json": b"[" + b"9" * 6000 + b"]",
-    "twins.json": b'[{"question": "a?", "question": "b?"}]',
     "deep.json": b"[" * 100_000,
-    "utf16.json": '[{"question": "a?"}]'.encode("utf-16"),
-    "latin1.json": '[{"question": "café?"}]'.encode("latin-1"),
 }
 CSV: dict[str, bytes] = {
     "empty.csv": b"",
-    "blank.csv": b"\n\n",
     "no-question.csv": b"frage,answers\na?,a\n",
-    "header.csv": b"question,answers\n",
     "unclosed.csv": b'question,answers\n"a?,a\n',
     "surplus.csv": b"question,answers\na?,a,b,c\n",
-    "utf16-cut.csv": "question,answers\na?,a\n".encode("utf-16")[:-1],
     "latin1.csv": "question,answers\ncafé?,a\n".encode("latin-1"),
-    "nulls.csv": b"question,answers\n\0\0,a\n",
-    "blank-question.csv": b"question,answers\n ,a\n",
-    "no-answer.csv": b"question,answers\na?,\n",
     "huge-cell.csv": b"question,answers\n" + b"x" * 200_000 + b",a\n",
-    "empty.tsv": b"",
 }
 
 
@@ -143,10 +90,10 @@ def files() -> Iterator[Bad]:
         "blank": "  ",
         "root": "/",
     }
-    for (command, base), name, heavy in in_turn(WITH_DATA.items(), FILES):
-        yield Bad(f"{command} of {name}", instead(base, data=f"{{in}}/files/{name}"), heavy=heavy)
-    for (command, base), (name, path), heavy in in_turn(WITH_DATA.items(), paths.items()):
-        yield Bad(f"{command} of {name} at a path", instead(base, data=path), heavy=heavy)
+    for (command, base), name in in_turn(WITH_DATA.items(), FILES):
+        yield Bad(f"{command} of {name}", instead(base, data=f"{{in}}/files/{name}"))
+    for (command, base), (name, path) in in_turn(WITH_DATA.items(), paths.items()):
+        yield Bad(f"{command} of {name} at a path", instead(base, data=path))
 
 
 def csv_files() -> Iterator[Bad]:
@@ -201,19 +148,14 @@ def no_files() -> Iterator[Bad]:
         "a socket": "{in}/socket",
         "a link to a pipe": "{in}/link-pipe",
         "a link to itself": "{in}/loop.jsonl",
-        "a link into nothing": "{in}/dangling-far.jsonl",
         "no folder": "{out}/none/x.json",
         "under a file": "{in}/answers.jsonl/x.json",
         "empty": "",
         "blank": " ",
-        "a dot": ".",
-        "two dots": "..",
-        "root": "/",
         "a long name": "{out}/" + "x" * 5000 + ".json",
-        "the process table": "/proc/none.json",
     }
-    for command, (name, path), heavy in in_turn(("score", "calibrate", "probe"), places.items()):
-        yield Bad(f"{command} --output: {name}", instead(WITH_DATA[command], output=path), heavy=heavy)
+    for command, (name, path) in in_turn(("score", "calibrate", "probe"), places.items()):
+        yield Bad(f"{command} --output: {name}", instead(WITH_DATA[command], output=path))
     for name in ("a pipe", "a socket", "a link to a pipe", "a link to itself", "under a file", "empty", "blank"):
         yield Bad(f"evaluate --output: {name}", instead(EVALUATE, output=places[name]))
     for name in ("a pipe", "under a file", "empty"):
@@ -235,18 +177,11 @@ def shared_outputs() -> Iterator[Bad]:
 
 JUNK: dict[str, str | bytes] = {
     "empty": "",
-    "a list": "[]",
     "an object": "{}",
-    "null": "null",
-    "a number": "7",
-    "a text": '"x"',
     "cut": '{"schema_version": 1, "thre',
     "binary": bytes(range(256)),
-    "utf16": "{}".encode("utf-16"),
     "digits": '{"threshold": ' + "9" * 6000 + "}",
     "nested": "[" * 100_000,
-    "NaN": '{"threshold": NaN}',
-    "a null byte": "\0",
 }
 
 
@@ -256,11 +191,11 @@ def records() -> Iterator[Bad]:
         "calibration": {"ask": ASK, "score": SCORE},
     }
     for option, commands in options.items():
-        for (command, base), name, heavy in in_turn(commands.items(), JUNK):
-            yield Bad(f"{command} --{option}: {name}", (*base, f"--{option}={{in}}/junk/{name}.json"), heavy=heavy)
+        for (command, base), name in in_turn(commands.items(), JUNK):
+            yield Bad(f"{command} --{option}: {name}", (*base, f"--{option}={{in}}/junk/{name}.json"))
         paths = ("{in}/none.json", "{in}", "", "{in}/loop.jsonl", "{in}/answers.jsonl")
-        for (command, base), path, heavy in in_turn(commands.items(), paths):
-            yield Bad(f"{command} --{option} {path!r}", (*base, f"--{option}={path}"), heavy=heavy)
+        for (command, base), path in in_turn(commands.items(), paths):
+            yield Bad(f"{command} --{option} {path!r}", (*base, f"--{option}={path}"))
     for name in EDITED:
         yield Bad(f"ask with a calibration, {name}", (*ASK, f"--calibration={{in}}/edited/{name}.json"))
 
@@ -281,13 +216,8 @@ def run_records() -> Iterator[Bad]:
     header = {
         "no header": b'{"question": "a?"}\n',
         "a header of another version": b'{"semgrad_guard_record": "scores", "settings": {}}\n',
-        "a header without settings": b'{"semgrad_guard_record": "answers"}\n',
-        "settings that are a list": b'{"semgrad_guard_record": "answers", "settings": []}\n',
         "other settings": b'{"semgrad_guard_record": "answers", "settings": {"model": "other"}}\n',
-        "a broken header": b'{"semgrad_guard_record": "answers", "settings": {\n',
         "text": b"What is this?\n",
-        "binary": bytes(range(256)) + b"\n",
-        "digits": b'{"semgrad_guard_record": ' + b"9" * 6000 + b"}\n",
         "nested": b"[" * 100_000 + b"\n",
     }
     RUNS.update(header)
@@ -311,11 +241,8 @@ def label_sheets() -> Iterator[Bad]:
 
 
 LABELS: dict[str, bytes] = {
-    "empty": b"",
     "no key": b"question,correct\na,1\n",
-    "no correct": b"key,question\na,1\n",
     "an unknown key": b"key,correct\nabc,1\n",
-    "utf16, cut": "key,correct\n".encode("utf-16")[:-1],
     "latin1": "key,correct\ncafé,1\n".encode("latin-1"),
     "unclosed": b'key,correct\n"a,1\n',
     "binary": bytes(range(256)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import cycle, islice
+from itertools import cycle
 
 from .bad_calls import ASK, CALIBRATE, EVALUATE, ONE, PROBE, WITH_DATA, Bad, brief, given, in_turn
 
@@ -34,14 +34,11 @@ def numbers() -> Iterator[Bad]:
     }
     plan = ("plan", "--error", "0.2", "--auroc", "0.8")
     base: dict[str, tuple[str, ...]] = {"ask": ASK, "plan": plan, "serve": ("serve",), **WITH_DATA}
-    words, kept = cycle(_NO_NUMBER), cycle((True, False, False, False))
-    for options, never in ((floats, _NO_FLOAT), (whole, _NO_INT)):
-        wrong = cycle(never)
+    words = cycle(_NO_NUMBER)
+    for options, never in ((floats, cycle(_NO_FLOAT)), (whole, cycle(_NO_INT))):
         for (command, option), out_of_range in options.items():
-            light = {next(wrong), next(wrong), *out_of_range}
-            for value in (*islice(words, 4), *never, *out_of_range):
-                heavy = not next(kept) if value in _NO_NUMBER else value not in light
-                yield Bad(f"{command} {option} {brief(value)}", given(base[command], option, value), heavy=heavy)
+            for value in dict.fromkeys((next(words), next(never), next(never), *out_of_range)):
+                yield Bad(f"{command} {option} {brief(value)}", given(base[command], option, value))
 
 
 # ---- names and combinations
@@ -67,8 +64,8 @@ def names() -> Iterator[Bad]:
         "score by": (ONE, "by"),
         "evaluate prompt": (EVALUATE, "prompt"),
     }
-    for value, (name, (base, option)), heavy in in_turn(wrong, options.items()):
-        yield Bad(f"{name} {brief(value)}", (*base, f"--{option}={value}"), heavy=heavy)
+    for value, (name, (base, option)) in in_turn(wrong, options.items()):
+        yield Bad(f"{name} {brief(value)}", (*base, f"--{option}={value}"))
     for value in ("bem", "judge", "judge=x", "bem={in}/none", "nli={in}/answers.jsonl", "judge=openai:"):
         yield Bad(f"evaluate grader {value}", (*EVALUATE, f"--grader={value}"))
     for value in ("./nowhere", "{in}/answers.jsonl", "{in}", "{model}", ""):

@@ -13,7 +13,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.cli import app
+from semgrad_guard.cli import app, terminal
 
 from .helpers import ASKED, TOKENS, jsonl, rows_of, saved
 
@@ -23,6 +23,7 @@ PROGRAM = get_command(app)
 @pytest.fixture(autouse=True)
 def _eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+    terminal.speak(terminal.Loudness.NORMAL)  # as a new process does
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +81,7 @@ def usual_calibration(
         data = jsonl(Path(elsewhere) / "right.jsonl", rows_of(texts))
         result = run(
             "calibrate", "--model", model_folder, "--data", data, "--output", folder / "calibration.json",
-            "--max-tokens", TOKENS,
+            "--max-tokens", TOKENS, "--on-cut", "score",
         )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     return folder

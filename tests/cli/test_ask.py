@@ -25,13 +25,6 @@ def ask(run: Run, model_folder: Path) -> Run:
     return lambda *arguments, **stdin: run("ask", "--model", model_folder, "--max-tokens", 4, *arguments, **stdin)
 
 
-def test_without_a_threshold_nothing_is_withheld(ask: Run) -> None:
-    result = ask("What is item 1?")
-    assert result.exit_code == 0
-    assert "action answer nothing is withheld without a calibration or a threshold" in " ".join(result.stdout.split())
-    assert "hybridgrad" in result.stdout
-
-
 def test_json_is_one_document_and_nothing_else(ask: Run) -> None:
     result = ask("What is item 1?", "--json", "--estimator", "semgrad")
     record = json.loads(result.stdout)
@@ -73,7 +66,7 @@ def calibrated(run: Run, model_folder: Path, tmp_path: Path) -> tuple[Path, list
     rows = [{"question": q, "context": f"{q} It is seven.", "answers": ["x"]} for q in ASKED]
     (tmp_path / "prompt.txt").write_text("Read {context} and say: {question}\n")
     way = ["--prompt", f"@{tmp_path / 'prompt.txt'}", "--system", "Be terse."]
-    fixed = ["--model", model_folder, "--max-tokens", TOKENS, "--alpha", 0.3]
+    fixed = ["--model", model_folder, "--max-tokens", TOKENS, "--on-cut", "score", "--alpha", 0.3]
     path = tmp_path / "told.json"
     run("calibrate", *fixed, "--data", jsonl(tmp_path / "t.jsonl", rows), "--output", path, *way)
     kept = [json.loads(line) for line in path.with_suffix(".answers.jsonl").read_text().splitlines()]

@@ -15,7 +15,6 @@ from semgrad_guard.calibration.promise import report
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.cli.command import ExitCode
 from semgrad_guard.grading.candidates import FREE
-from semgrad_guard.questions.prompts import PAPER_PROMPT
 
 from .helpers import ASKED, TOKENS, flat, jsonl, merged
 
@@ -24,7 +23,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def calibrate(run: Run, model_folder: Path, tmp_path: Path) -> Run:
-    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-tokens", TOKENS)
+    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-tokens", TOKENS, "--on-cut", "score")
     return lambda data, *arguments: run("calibrate", *merged((*fixed, "--data", data), arguments))
 
 
@@ -116,19 +115,6 @@ def test_broken_lines_are_named_and_the_rest_calibrated(calibrate: Run, right: P
     assert "line 61 repeats line 1" in document["duplicates"][0]
 
 
-def test_broken_lines_go_before_a_missing_threshold(calibrate: Run, wrong: Path, tmp_path: Path) -> None:
-    data = jsonl(tmp_path / "broken.jsonl", [*wrong.read_text().splitlines(), "{"])
-    assert calibrate(data).exit_code == 5
-    assert Calibration.load(tmp_path / "c.json").threshold is None
-
-
-def test_questions_without_a_score_are_named(calibrate: Run, right: Path, tmp_path: Path) -> None:
-    long = [json.dumps({"question": "long " * n, "answers": ["x"]}) for n in range(100, 108)]
-    result = calibrate(jsonl(tmp_path / "long.jsonl", [*right.read_text().splitlines(), *long]))
-    assert result.stderr.count("has no score: the prompt has ") == 5
-    assert "3 more like these." in result.stderr
-
-
 def test_contexts_are_another_form_of_prompt(calibrate: Run, tmp_path: Path) -> None:
     rows: list[dict[str, Any] | str] = [{"question": q, "answers": ["x"], "context": f"About {q}"} for q in ASKED[:3]]
     calibrate(jsonl(tmp_path / "context.jsonl", rows))
@@ -211,16 +197,6 @@ def test_the_effect_is_said_and_an_alpha_without_one_is_warned_of(calibrate: Run
     assert "one sentence asserts a reference; what else the answer says is not checked" in by_sentence
 
 
-def test_a_models_answer_is_no_reference_and_unread_columns_are_named(calibrate: Run, tmp_path: Path) -> None:
-    row = {"answer": "of the model", "contexts": ["A passage."], "ground_truth": "b", "evolution_type": "simple"}
-    data = jsonl(tmp_path / "ragas.jsonl", ({"question": q, **row} for q in ASKED))
-    result = calibrate(data)
-    assert 'Note: columns that are not read: "answer", "evolution_type".' in flat(result.stderr)
-    assert "[b]" in result.stderr
-    named = calibrate(data, "--column", "answers=golden")
-    assert 'has no "golden"; its columns are "question", "answer", "contexts", "ground_truth"' in flat(named.stderr)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -257,24 +233,6 @@ def test_learned_estimators_keep_the_shape_of_the_part_that_they_calibrate_on(
     assert made.choice is not None
     assert made.shape is not None
     assert made.shape.n == made.n == 60 - len(made.choice.questions)
-
-
-def test_the_papers_prompt_is_calibrated_as_evaluate_measures_it(
-    calibrate: Run, run: Run, language_model: LanguageModel, model_folder: Path, tmp_path: Path
-) -> None:
-    prompts = [PAPER_PROMPT.replace("{query}", question) for question in ASKED]
-    texts = [language_model.generate(prompt, GenerationOptions(max_tokens=TOKENS)).text for prompt in prompts]
-    data = jsonl(tmp_path / "data.jsonl", [{"question": q, "answers": [t]} for q, t in zip(ASKED, texts, strict=True)])
-    made = made_by(calibrate, data, tmp_path, "--prompt", "paper")
-    assert made.n_wrong == 0
-    assert made.binding is not None
-    assert str(made.binding.prompt_template).startswith("paper-chat")
-    assert made.shape == PromptShape.of(language_model.render(prompt).form for prompt in prompts)
-    common = ("--model", model_folder, "--data", data, "--max-tokens", TOKENS, "--methods", "hybridgrad")
-    held = ("--no-report", "--output", tmp_path / "e", "--json")
-    result = run("evaluate", *common, *held, "--prompt", "paper", "--grader", "exact-match")
-    assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["accuracy"] == 1.0
 
 
 def test_a_record_with_more_scores_is_calibrated_by_one_of_them(calibrate: Run, right: Path, tmp_path: Path) -> None:
@@ -352,3 +310,25 @@ def test_the_report_is_in_the_record_and_on_the_terminal(calibrate: Run, tmp_pat
     assert "; a second turn is not promised" in sentences["prompts"]
     free = made_by(calibrate, tmp_path / "mixed.jsonl", tmp_path, "--estimator", "gnll")  # no answer is given anew
     assert (free.auroc, free.tries) == (pytest.approx(made.aurocs["gnll"]), 2)
+
+
+def test_answers_that_were_cut_off_are_told_before_and_after_they_are_graded(
+    calibrate: Run, right: Path, tmp_path: Path
+) -> None:
+    """The tiny model ends one sentence: by default no other answer has a score."""
+    result = calibrate(right, "--on-cut", "unscored")
+    assert result.exit_code == ExitCode.NO_THRESHOLD
+    warning = f"60 of 60 answers were cut off after {TOKENS} tokens, 59 of them within their first sentence"
+    assert f"{warning}: raise --max-tokens" in flat(result.stderr)
+    shown = flat(result.stdout)
+    assert (
+        "60 answers were cut off, 0 of them wrong: raise --max-tokens. Too few answers (60 answers, 1 of them scored)"
+        in shown
+    )
+    assert "cut off 60 answers, 0 of them wrong (within their first sentence they have no score)" in shown
+    made = Calibration.load(tmp_path / "c.json")
+    assert made.binding is not None
+    assert (made.binding.on_cut, made.n_unscored, made.tries) == ("unscored", 59, 1)
+    document = json.loads(calibrate(right, "--json").stdout)
+    assert document["cut_off"] == {"answers": 60, "wrong": 0}
+    assert (document["calibration"]["tries"], document["calibration"]["binding"]["on_cut"]) == (2, "score")

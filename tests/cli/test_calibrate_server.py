@@ -68,6 +68,8 @@ def calibrate(run: Run, right: Path, tmp_path: Path, url: str) -> Run:
         TOKENS,
         "--output",
         tmp_path / "c.json",
+        "--on-cut",
+        "score",
     )
     return lambda *more: run("calibrate", *merged(fixed, more))
 

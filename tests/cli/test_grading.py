@@ -23,7 +23,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def calibrate(run: Run, model_folder: Path, tmp_path: Path) -> Run:
-    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-tokens", TOKENS)
+    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-tokens", TOKENS, "--on-cut", "score")
     return lambda data, *arguments: run("calibrate", *fixed, "--data", data, *arguments)
 
 
@@ -36,7 +36,7 @@ def fill(path: Path, words: list[str]) -> None:
     """Labels as a person gives them, by a program that keeps the rest."""
     rows = table(path)
     for row, word in zip(rows[1:], words, strict=True):
-        row[4] = word
+        row[rows[0].index("correct")] = word
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(rows)
 

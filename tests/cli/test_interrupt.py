@@ -21,7 +21,7 @@ Run = Callable[..., Result]
 
 
 def arguments(model: Path, data: Path, output: Path) -> list[str]:
-    fixed = ["calibrate", "--max-tokens", "4", "--json"]
+    fixed = ["calibrate", "--max-tokens", "4", "--on-cut", "score", "--json"]
     return [*fixed, "--model", str(model), "--data", str(data), "--output", str(output)]
 
 

@@ -79,12 +79,6 @@ def test_a_shell_completes(typed: str, offered: tuple[str, ...]) -> None:
     assert set(offered) <= set(done.stdout.split()), done
 
 
-def test_the_program_offers_completion(run: Run) -> None:
-    shown = run("--help").stdout
-    assert "--install-completion" in shown
-    assert "--show-completion" in shown
-
-
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("command", ["ask", "score", "calibrate", "evaluate", "probe", "demo"])
 def test_options_stand_in_groups(run: Run, monkeypatch: pytest.MonkeyPatch, command: str, width: int) -> None:

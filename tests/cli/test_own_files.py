@@ -41,7 +41,7 @@ def call(run: Run, model_folder: Path, tmp_path: Path) -> Callable[[str], Result
     short = ("--max-tokens", TOKENS)
     more = {
         "score": ("--output", tmp_path / "s.jsonl"),
-        "calibrate": ("--output", tmp_path / "c.json", *short),
+        "calibrate": ("--output", tmp_path / "c.json", *short, "--on-cut", "score"),
         "probe": ("--output", tmp_path / "p.json"),
         "evaluate": ("--output", tmp_path / "e", "--methods", "gnll", "--methods", "hybridgrad", *short),
     }
@@ -102,14 +102,3 @@ def test_one_commands_file_is_not_anothers(
     assert refused.exit_code == 1
     assert "it is not a calibration" in flat(refused.stderr)
     assert (tmp_path / "s.jsonl").read_bytes() == before
-
-
-def test_an_older_page_is_not_called_this_runs_own(run: Run, model_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "e").mkdir()
-    (tmp_path / "e" / "report.html").write_text("mine")
-    data = jsonl(tmp_path / "data.jsonl", ({"question": q, "answers": ["seven"]} for q in ASKED[:3]))
-    given = ("--data", data, "--output", tmp_path / "e", "--methods", "gnll", "--no-report")
-    result = run("evaluate", "--model", model_folder, *given, "--max-tokens", TOKENS)
-    assert result.exit_code == 0, result.stderr
-    assert "report.html" not in result.stdout
-    assert (tmp_path / "e" / "report.html").read_text() == "mine"

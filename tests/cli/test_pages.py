@@ -29,7 +29,7 @@ def test_the_steps_of_your_model_follow_from_each_other(
         command[command.index("--model") + 1] = str(model_folder)
         command[command.index("--data") + 1] = data
         result = run(*command, "--max-tokens", 2)
-        assert result.exit_code in (0, 4), result.stderr  # 4: two questions keep no promise
+        assert result.exit_code in (0, 4, 6), result.stderr  # 4: two questions keep no promise; 6: all were cut off
         assert "is not valid" not in result.stderr
         assert Path(command[command.index("--output") + 1]).is_file()
     assert prompts[prompts.index("--data") + 1] in files

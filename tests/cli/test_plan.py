@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click.testing import Result
 
 from semgrad_guard.calibration import plan
+
+from .helpers import flat, jsonl
 
 
 def test_a_plan_is_told_and_printed_as_json(run: Callable[..., Result]) -> None:
@@ -44,3 +47,23 @@ def test_a_plan_by_sentence_is_about_answers_whose_sentences_have_labels(run: Ca
         True,
     )
     assert "100 answers with labels find a threshold" in run(*usual).stdout
+
+
+def test_without_an_auroc_a_table_over_several_is_shown(run: Callable[..., Result], tmp_path: Path) -> None:
+    usual = ("plan", "--error", 0.3, "--alpha", 0.2, "--labels", 100)
+    found = json.loads(run(*usual, "--json").stdout)
+    assert [row["auroc"] for row in found] == [0.6, 0.7, 0.8, 0.9]
+    assert [row["found"] for row in found] == sorted(row["found"] for row in found)
+    shown = flat(run(*usual).stdout)
+    assert "AUROC 100 labels" in shown
+    assert f"0.80 {found[2]['found']:.0%} / {found[2]['coverage']:.0%}" in shown
+    score = {"gnll": {"uncertainty": 0.1}}
+    texts = ["It is so.", "It is so.", "It is"]
+    rows = [
+        {"key": str(i), "question": f"{i}?", "text": text, "finish_reason": "length", "scores": score}
+        for i, text in enumerate(texts)
+    ]
+    record = jsonl(tmp_path / "c.answers.jsonl", [{"semgrad_guard_record": "answers", "settings": {}}, *rows])
+    result = run("plan", "--error", 0.3, "--answers", record, "--json")
+    assert [row["n"] for row in json.loads(result.stdout)] == [2] * 4
+    assert "holds 3 answers, 2 of them with a score" in flat(result.stderr)

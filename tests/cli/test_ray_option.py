@@ -27,12 +27,6 @@ def test_without_ray(run: Run, data: Path) -> None:
     assert "ray is not installed. Run: pip install 'semgrad-guard[ray]'" in flat(result.stderr)
 
 
-def test_what_does_not_go_together(run: Run, data: Path) -> None:
-    result = run("score", "--ray", 2, "--data", data, "--by", "sentence")
-    assert result.exit_code == 2, result.stderr
-    assert "--ray is for whole answers" in flat(result.stderr)
-
-
 def test_parquet_without_its_library(run: Run, tmp_path: Path) -> None:
     if find_spec("pyarrow"):
         pytest.skip("pyarrow is installed")

@@ -79,7 +79,20 @@ def test_texts_are_scored_with_the_prompt_of_a_calibration(
     (tmp_path / "system.txt").write_text("Be brief.\n")
     way = ["--system", f"@{tmp_path / 'system.txt'}", "--prompt", "Read {context}: {question}"]
     made = tmp_path / "c.json"
-    run("calibrate", "--model", model_folder, "--data", data, "--output", made, *way, "--max-tokens", 4)
+    run(
+        "calibrate",
+        "--model",
+        model_folder,
+        "--data",
+        data,
+        "--output",
+        made,
+        *way,
+        "--max-tokens",
+        4,
+        "--on-cut",
+        "score",
+    )
     texts = jsonl(tmp_path / "t.jsonl", ({**row, "response": "so"} for row in rows))
     found = records(score("--data", texts, "--calibration", made, "--json", *way).stdout)
     assert [record["details"]["unfamiliar"] for record in found] == [[]] * 60
@@ -112,7 +125,7 @@ def test_a_calibration_decides_and_drift_is_reported(score: Run, tmp_path: Path,
 
     quiet = score("--data", data, "--calibration", path)
     assert quiet.exit_code == 0
-    assert "Drift: none seen (two-sample test over 60 scores, p = 1, level 0.01)" in flat(quiet.stdout)
+    assert "Drift: none seen (60 scores, p = " in flat(quiet.stdout)
     assert "P(correct)" in quiet.stdout
     found = records(score("--data", data, "--calibration", path, "--json").stdout)
     assert all(record["details"]["drift"] is False for record in found)
@@ -123,7 +136,7 @@ def test_a_calibration_decides_and_drift_is_reported(score: Run, tmp_path: Path,
     longer = jsonl(tmp_path / "longer.jsonl", ({"question": q, "response": q * 3} for q in ASKED))
     moved = score("--data", longer, "--calibration", path, "--json")
     assert all(record["details"]["drift"] is True for record in records(moved.stdout))
-    assert "Drift: the scores have moved since calibration (two-sample test over 60 scores" in moved.stderr
+    assert "Drift: the scores have moved since calibration (60 scores" in moved.stderr
 
 
 def test_a_broken_line_is_named_and_the_rest_scored(score: Run, tmp_path: Path) -> None:
@@ -158,27 +171,15 @@ def test_by_sentence(score: Run, tmp_path: Path, language_model: LanguageModel) 
     given = ("--data", one(tmp_path, "What is tea?", text), "--by", "sentence")
     (record,) = records(score(*given, "--json").stdout)
     found = language_model.score("What is tea?", text, by="sentence")
-    assert "".join(part["text"] for part in record["segments"]) == text
-    assert [part["end"] for part in record["segments"]] == [16, 34]
-    for part, segment in zip(record["segments"], found, strict=True):
+    assert [(part["start"], part["end"]) for part in record["sentences"]] == [(0, 16), (16, 34)]
+    for part, segment in zip(record["sentences"], found, strict=True):
         assert segment.scores is not None
         assert part["uncertainty"] == pytest.approx(segment.scores.hybridgrad, rel=1e-4)
     shown = flat(score(*given, "--output", tmp_path / "s.jsonl").stdout)
-    assert "Tea is a drink. It grows in Assam." in shown
-    assert f"{record['segments'][0]['uncertainty']:.4g}" in shown
+    assert "Tea is a drink." in shown
+    assert "It grows in Assam." in shown
+    assert f"{record['sentences'][0]['uncertainty']:.4g}" in shown
     assert records((tmp_path / "s.jsonl").read_text()) == [record]
-
-
-def test_by_sentence_over_a_file(score: Run, tmp_path: Path) -> None:
-    data = jsonl(
-        tmp_path / "r.jsonl",
-        [{"question": "q", "response": "One, two. Three."}, {"question": "q", "response": "long " * 100}],
-    )
-    result = score("--data", data, "--by", "sentence", "--json", "--estimator", "gnll")
-    assert result.exit_code == 5
-    assert "is left out" in result.stderr
-    (record,) = records(result.stdout)
-    assert (record["by"], record["estimator"], len(record["segments"])) == ("sentence", "gnll", 2)
 
 
 def test_a_calibration_by_sentence_decides_about_every_sentence(
@@ -255,12 +256,6 @@ def test_a_batch_is_one_replay(score: Run, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(loading, "BATCH", 3)
     score("--data", responses(tmp_path, 5), "--json")
     assert rows == [3, 2]
-
-
-def test_a_device_that_is_not_there(score: Run, tmp_path: Path) -> None:
-    result = score("--data", one(tmp_path, "q", "r"), "--device", "nowhere")
-    assert result.exit_code == 1
-    assert "There is no device 'nowhere' here" in flat(result.stderr)
 
 
 def test_the_promise_that_the_labels_support_is_delivered_where_it_is_chosen(

@@ -16,19 +16,18 @@ def watched(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool) -> io.StringI
     return written
 
 
-def test_a_terminal_sees_a_bar_with_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_sees_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     written = watched(monkeypatch, is_terminal=True)
     with terminal.progress("Answering") as tell:
         for done in (20, 30, 40):
             tell(done, 60)
     assert "40/60" in written.getvalue()
     assert "Answering" in written.getvalue()
-    assert "/s" in written.getvalue()
 
 
 def test_a_log_sees_lines_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     written = watched(monkeypatch, is_terminal=False)
-    clock = iter([0.0, 0.0, 5.0, 12.0, 13.0, 30.0])
+    clock = iter([0.0, 5.0, 12.0, 13.0, 30.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     with terminal.progress("Answering") as tell:
         for done in (20, 30, 44, 45, 50):

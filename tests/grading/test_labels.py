@@ -46,7 +46,7 @@ def label(*words: str) -> Callable[[Rows], None]:
 def test_the_sheet_is_what_a_person_needs(tmp_path: Path) -> None:
     path = write_sheet(tmp_path / "labels.csv", ANSWERS)
     content = path.read_bytes()
-    assert content.startswith(b"\xef\xbb\xbfkey,question,references,answer,correct\r\n")
+    assert content.startswith(b"\xef\xbb\xbfkey,question,passage,references,answer,correct\r\n")
     _, *rows = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""))
     assert [row[1] for row in rows] == ["question 0", "question 1", "question 2"]
     assert rows[0][2] == "Paris\nCity of Light"

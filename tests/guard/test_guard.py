@@ -33,7 +33,7 @@ from .routed import routed
 Make = Callable[..., LanguageModel]
 OPTIONS = GenerationOptions(max_tokens=4)
 QUESTIONS = [f"question {i}" for i in range(6)]
-ALL, NONE = Policy(threshold=1e9), Policy(threshold=-1.0)
+ALL, NONE = Policy(threshold=1e9, on_cut="score"), Policy(threshold=-1.0, on_cut="score")
 
 
 def guard(model: LanguageModel, policy: Policy, **changes: object) -> Guard:
@@ -76,7 +76,9 @@ def test_an_abstention_keeps_score_and_draft(language_model: LanguageModel) -> N
 def test_a_batch_decides_row_by_row(language_model: LanguageModel) -> None:
     drafts = guard(language_model, ALL).drafts(QUESTIONS)
     middle = sorted(d.uncertainty for d in drafts)[len(drafts) // 2 - 1]
-    verdicts = guard(language_model, Policy(threshold=middle), escalate_to=lambda c: f"looked up {c}").batch(QUESTIONS)
+    verdicts = guard(
+        language_model, Policy(threshold=middle, on_cut="score"), escalate_to=lambda c: f"looked up {c}"
+    ).batch(QUESTIONS)
     assert {v.action for v in verdicts} == {"answer", "escalate"}
     for question, draft, verdict in zip(QUESTIONS, drafts, verdicts, strict=True):
         assert verdict.text == (draft.text if draft.uncertainty <= middle else f"looked up {question}")

@@ -35,7 +35,7 @@ def no_room(model: LanguageModel, when: Callable[[torch.Tensor], bool]) -> Itera
 
 
 def guard(model: LanguageModel, on_unscored: Any, estimator: Estimator | None = None) -> Guard:
-    policy = Policy(threshold=1e308, on_unscored=on_unscored)
+    policy = Policy(threshold=1e308, on_unscored=on_unscored, on_cut="score")
     return Guard(model, Router(policy, lambda _: "elsewhere"), estimator=estimator, options=OPTIONS)
 
 

@@ -29,7 +29,7 @@ def model(language_model: LanguageModel) -> FixedModel:
 
 def guard(model: LanguageModel, threshold: float, **changes: Any) -> Guard:
     given: dict[str, Any] = {"estimator": HybridGrad(), "by": "sentence", **changes}
-    return routed(model, Policy(threshold=threshold), **given)
+    return routed(model, Policy(threshold=threshold, on_cut="score"), **given)
 
 
 def scores(verdict: Verdict) -> list[float]:

@@ -20,7 +20,7 @@ pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
 from semgrad_guard.decision_log.decision_log import DecisionLog
 
-NONE = Policy(threshold=-1.0)
+NONE = Policy(threshold=-1.0, on_cut="score")
 
 
 def chat(model: LanguageModel, log: DecisionSink) -> ChatSemGrad:

@@ -211,7 +211,8 @@ def test_a_calibration_from_a_run_fits_the_guard(tmp_path: Path, language_model:
     questions = [Question(question=f"item {i}", answers=("?",)) for i in range(60)]
     estimators = {"ours": SemGrad()}
     answers = collect(tmp_path / "run.jsonl", language_model, questions, estimators=estimators, batch_size=20)
-    binding = run_binding(language_model, SemGrad(), options=OPTIONS, template=Phrasing().name(), grader="human")
+    how = {"options": OPTIONS, "template": Phrasing().name(), "grader": "human"}
+    binding = run_binding(language_model, SemGrad(), **how, on_cut="score")
     graded = LearningSet.of(questions, answers, [True] * 60)
     outcome = calibrate_scored(graded, "ours", binding=binding, alpha=0.2, delta=0.2)
     assert all(outcome.correct)

@@ -22,7 +22,7 @@ from semgrad_guard.server.app import make_app
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.service import ServedModel, Service
 
-ALL, NONE = Policy(threshold=1e9), Policy(threshold=-1.0)
+ALL, NONE = Policy(threshold=1e9, on_cut="score"), Policy(threshold=-1.0, on_cut="score")
 OPTIONS = GenerationOptions(max_tokens=8)
 Serve = Callable[..., Any]
 

@@ -61,7 +61,7 @@ def client_of(server: Server) -> httpx.AsyncClient:
 
 
 async def test_a_server_of_settings_answers(made: Any, checkpoint: Path) -> None:
-    async with client_of(made(model=str(checkpoint), threshold=1e9)) as client:
+    async with client_of(made(model=str(checkpoint), threshold=1e9, on_cut="score")) as client:
         found = (await client.post("/v1/chat/completions", json=asking() | {"model": checkpoint.name})).json()
     model = LanguageModel.from_pretrained(checkpoint)
     expected = model.generate("hello", GenerationOptions(max_tokens=4, seed=0)).text

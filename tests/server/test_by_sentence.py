@@ -160,7 +160,7 @@ async def test_sentences_leave_while_the_answer_is_being_written(serve: Serve, f
 
 
 async def test_a_withheld_answer_shows_no_sentence(serve: Serve, fixed: LanguageModel) -> None:
-    async with serve(Policy(threshold=-1.0), model=fixed, by_sentence="drop") as client:
+    async with serve(Policy(threshold=-1.0, on_cut="score"), model=fixed, by_sentence="drop") as client:
         found = given_to(await client.post(CHAT, json=asking()))
     assert (found["choices"][0]["message"]["content"], found["semgrad_guard"]["sentences"]) == ("I don't know.", [])
 

@@ -67,7 +67,7 @@ def test_a_stream_is_the_whole_answer(
 ) -> None:
     made = {
         on_doubt: [
-            make_served(Policy(threshold=one), model=written, options=OPTIONS, by_sentence=on_doubt)
+            make_served(Policy(threshold=one, on_cut="score"), model=written, options=OPTIONS, by_sentence=on_doubt)
             for one in (thresholds[0] / 2, *thresholds)
         ]
         for on_doubt in ("stop", "drop")

@@ -62,7 +62,7 @@ def surer_at_first(model: LanguageModel) -> Policy:
     }
     whole = scores.pop(OPTIONS.max_tokens)
     assert min(scores.values()) < whole
-    return Policy(threshold=(min(scores.values()) + whole) / 2)
+    return Policy(threshold=(min(scores.values()) + whole) / 2, on_cut="score")
 
 
 @pytest.mark.parametrize("mode", ["enforce", "raise"])

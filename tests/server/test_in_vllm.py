@@ -308,7 +308,7 @@ async def test_every_route_is_behind_vllms_key(
     plugin.attach_router(app)
     if asks is not None:
         app.add_middleware(Asking, routes=app.router.routes if asks == "newest" else None)
-    service = Service([make_served(Policy(threshold=1e9))])
+    service = Service([make_served(Policy(threshold=1e9, on_cut="score"))])
     keys, hosts = admission(plugin._settings, SimpleNamespace(host=None, api_key=[KEY], uds=None))
     plugin._server = Server(make_app(service, keys=keys, hosts=hosts), service)
     paths = [*plugin._server.app.openapi()["paths"], "/openapi.json", *PATHS]

@@ -22,7 +22,7 @@ CHAT = "/v1/chat/completions"
 QUESTION = next(iter(ANSWERS))
 ANSWER, THOUGHT = ANSWERS[QUESTION], THOUGHTS[QUESTION]
 OPTIONS = GenerationOptions(max_tokens=64)
-NONE = Policy(threshold=-1.0)
+NONE = Policy(threshold=-1.0, on_cut="score")
 
 
 def delivered(response: httpx.Response, *, stream: bool) -> tuple[str, str, dict[str, Any]]:
@@ -104,7 +104,11 @@ async def test_an_answer_of_an_upstream_is_scored_given_its_reasoning(
 ) -> None:
     fields, usage, reasoning = FORMS[form]
     upstream = Upstream(RemoteServer("http://other/v1", transport=writing(fields, usage)), scorer)
-    for policy, mode in ((ALL, "annotate"), (ALL, "enforce"), (Policy(threshold=1e9, on_unscored="answer"), "enforce")):
+    for policy, mode in (
+        (ALL, "annotate"),
+        (ALL, "enforce"),
+        (Policy(threshold=1e9, on_unscored="answer", on_cut="score"), "enforce"),
+    ):
         async with serve(policy, mode=mode, upstream=upstream, scheduler=scorer) as client:
             response = await client.post(CHAT, json=asking(QUESTION, stream=stream))
         content, thought, record = delivered(response, stream=stream)

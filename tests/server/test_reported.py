@@ -131,7 +131,9 @@ async def test_log_probabilities_that_are_not_whole_are_no_score(
         found = events(response.text)[-1] if stream else response.json()
         record = found["choices"][0]["logprobs"]["semgrad_guard"]
         assert (record["status"], record["uncertainty"], reason in record["reason"]) == ("unscored", None, True)
-    async with serve(Policy(threshold=1e9, on_unscored="abstain"), upstream=upstream, scheduler=scores) as client:
+    async with serve(
+        Policy(threshold=1e9, on_unscored="abstain", on_cut="score"), upstream=upstream, scheduler=scores
+    ) as client:
         assert "Paris" not in (await client.post(CHAT, json=asking(stream=stream))).text
 
 

@@ -225,7 +225,10 @@ async def test_calls_from_elsewhere_have_no_score(serve: Serve, scorer: Schedule
     delta = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": '{"a"'}}]}
     more = {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]}
     streamed = "".join(f"data: {json.dumps({'choices': [{'index': 0, 'delta': part}]})}\n\n" for part in (delta, more))
-    for policy, delivered in ((Policy(threshold=1e9), False), (Policy(threshold=0, on_unscored="answer"), True)):
+    for policy, delivered in (
+        (Policy(threshold=1e9, on_cut="score"), False),
+        (Policy(threshold=0, on_unscored="answer", on_cut="score"), True),
+    ):
         async with answering(sends(body)) as url, answering(sends(streamed + FINISHED)) as live:
             for place, stream in ((url, False), (live, True)):
                 upstream = Upstream(RemoteServer(place), scorer)

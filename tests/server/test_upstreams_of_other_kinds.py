@@ -21,7 +21,7 @@ from tests.steps import LIMIT
 from .conftest import ALL, NONE, Serve, asking, events, text_in
 from .test_upstream import CHAT, answering, completion, sends
 
-ANY = Policy(threshold=1e9, on_unscored="answer")
+ANY = Policy(threshold=1e9, on_unscored="answer", on_cut="score")
 END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
 DONE = "data: [DONE]\n\n"
 
@@ -217,7 +217,11 @@ async def test_the_tokens_of_several_answers(serve: Serve, scorer: Scheduler, us
     choices = [{"index": i, "message": {"role": "assistant", "content": text}} for i, text in enumerate(texts)]
     transport = httpx.MockTransport(lambda _: httpx.Response(200, json={"choices": choices, "usage": usage}))
     upstream = Upstream(RemoteServer("http://other/v1", transport=transport), scorer)
-    for policy, expected in ((ALL, counted or sum(scored)), (NONE, 0), (Policy(threshold=between), None)):
+    for policy, expected in (
+        (ALL, counted or sum(scored)),
+        (NONE, 0),
+        (Policy(threshold=between, on_cut="score"), None),
+    ):
         async with serve(policy, upstream=upstream, scheduler=scorer) as client:
             found = (await client.post(CHAT, json=asking(n=2))).json()["usage"]["completion_tokens"]
         assert found == expected or (expected is None and found in scored)

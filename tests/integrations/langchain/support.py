@@ -16,7 +16,7 @@ from tests.random_llama import merges_of
 
 from .ways import collect
 
-EVERYTHING, NOTHING = Policy(threshold=1e308), Policy(threshold=-1.0)
+EVERYTHING, NOTHING = Policy(threshold=1e308, on_cut="score"), Policy(threshold=-1.0, on_cut="score")
 """Policies that let through every answer, and none: uncertainties are never negative."""
 
 QUESTION = "Who are you?"

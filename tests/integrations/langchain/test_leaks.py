@@ -46,7 +46,9 @@ class Kit:
 
 def router(mode: Mode, *, threshold: float = THRESHOLD, **options: Any) -> UncertaintyRouterCallback:
     """Rules that withhold the scripted draft."""
-    return UncertaintyRouterCallback(Policy(threshold=threshold), mode=mode, abstain_message=WITHHELD, **options)
+    return UncertaintyRouterCallback(
+        Policy(threshold=threshold, on_cut="score"), mode=mode, abstain_message=WITHHELD, **options
+    )
 
 
 def _field(mode: Mode, _: str) -> Kit:

@@ -312,7 +312,7 @@ def test_copies_and_streams() -> None:
 
 @pytest.mark.parametrize("how", ["threads", "gather"])
 def test_questions_at_the_same_time_do_not_mix(how: str, language_model: LanguageModel) -> None:
-    rules = UncertaintyRouterCallback(Policy(threshold=1e9))
+    rules = UncertaintyRouterCallback(Policy(threshold=1e9, on_cut="score"))
     chat = ChatSemGrad.from_model(language_model, max_tokens=6, router=rules)
     chain = guarded(chat | StrOutputParser() | chat, rules)
     questions = [f"Question {number}?" for number in range(24)]

@@ -22,7 +22,7 @@ from .scripted import Scripted
 
 QUESTION = next(iter(ANSWERS))
 ANSWER, THOUGHT = ANSWERS[QUESTION], THOUGHTS[QUESTION]
-ALL, NONE = Policy(threshold=1e9), Policy(threshold=-1.0)
+ALL, NONE = Policy(threshold=1e9, on_cut="score"), Policy(threshold=-1.0, on_cut="score")
 USAGE = {"input_tokens": 1, "output_tokens": 9, "total_tokens": 10}
 
 

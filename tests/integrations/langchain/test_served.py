@@ -17,7 +17,7 @@ from semgrad_guard.errors import AnswerFailedError, BindingMismatchError
 from .scripted import CANARY, SURE, THRESHOLD, Scripted
 from .support import QUESTION, Route, metadata_of, policy_for_another_model, text_of
 
-ALL = UncertaintyRouterCallback(Policy(threshold=1e9), abstain_message="WITHHELD")
+ALL = UncertaintyRouterCallback(Policy(threshold=1e9, on_cut="score"), abstain_message="WITHHELD")
 STRICT = UncertaintyRouterCallback(Policy(threshold=THRESHOLD), abstain_message="WITHHELD")
 user: ContextVar[str] = ContextVar("user")
 
@@ -61,7 +61,7 @@ def test_what_is_seen(route: Route) -> None:
 def test_the_request_is_never_changed(route: Route) -> None:
     inner = Scripted(script=SURE, logprobs=None)
     before = inner.model_dump(exclude={"requests", "sent"})
-    for rules in (STRICT, None, UncertaintyRouterCallback(Policy(threshold=1.0), mode="annotate")):
+    for rules in (STRICT, None, UncertaintyRouterCallback(Policy(threshold=1.0, on_cut="score"), mode="annotate")):
         route(GuardedChatModel(inner, rules), QUESTION, {})
     assert all(options == {} for _, options in inner.requests)
     (record,) = metadata_of(route(GuardedChatModel(inner, STRICT), QUESTION, {}))
@@ -92,7 +92,7 @@ def test_a_calibration_of_a_local_model_is_refused() -> None:
 def test_a_served_model_that_comes_late_is_left(route: Route) -> None:
     slow = Scripted(script=lambda _: (time.sleep(1.0), SURE)[1])
     rules = UncertaintyRouterCallback(
-        Policy(threshold=1.0), timeout=0.1, on_error="abstain", abstain_message="WITHHELD"
+        Policy(threshold=1.0, on_cut="score"), timeout=0.1, on_error="abstain", abstain_message="WITHHELD"
     )
     assert text_of(route(GuardedChatModel(slow, rules), QUESTION, {})) == "WITHHELD"
 

@@ -17,7 +17,7 @@ from semgrad_guard.guard import binding_of
 from .conftest import Heard, Maker, under
 
 QUERY = "Where is Paris?"
-LOOSE, STRICT = Policy(threshold=1e308), Policy(threshold=-1e308)
+LOOSE, STRICT = Policy(threshold=1e308, on_cut="score"), Policy(threshold=-1e308, on_cut="score")
 
 
 def calibration(binding: Binding) -> Calibration:
@@ -72,7 +72,7 @@ def test_the_score_is_the_calibrated_confidence(llm: SemGradLLM) -> None:
 
 @pytest.mark.parametrize(("on_unscored", "passing"), [("abstain", False), ("answer", True), ("escalate", False)])
 async def test_nothing_to_score_is_an_invalid_result(on_unscored: Any, passing: bool, llm: SemGradLLM) -> None:
-    evaluator = UncertaintyEvaluator(llm, Policy(threshold=1e308, on_unscored=on_unscored))
+    evaluator = UncertaintyEvaluator(llm, Policy(threshold=1e308, on_unscored=on_unscored, on_cut="score"))
     for result in (
         evaluator.evaluate(query=QUERY, response=" "),
         await evaluator.aevaluate_response(query=QUERY, response=Response("")),

@@ -29,7 +29,7 @@ from tests.random_llama import CALLS
 
 from .conftest import Passages
 
-PASS = UncertaintyRouterCallback(Policy(threshold=1e308))
+PASS = UncertaintyRouterCallback(Policy(threshold=1e308, on_cut="score"))
 QUESTION = "What is 2 times 3?"
 
 
@@ -197,10 +197,10 @@ async def test_a_streamed_structure_is_the_models_call(tooled: SemGradLLM) -> No
 
 def test_a_call_that_is_withheld_is_no_call(tooled: SemGradLLM) -> None:
     """But trusted tools may run whatever the score; the text next to their calls stays back."""
-    stop = UncertaintyRouterCallback(Policy(threshold=-1.0))
+    stop = UncertaintyRouterCallback(Policy(threshold=-1.0, on_cut="score"))
     for response in ways(tooled.model_copy(update={"router": stop}), PAINT, max_tokens=60):
         assert (response.message.content, response.message.additional_kwargs) == ("I don't know.", {})
-    trusting = UncertaintyRouterCallback(Policy(threshold=-1.0), trusted_tools=["paint"])
+    trusting = UncertaintyRouterCallback(Policy(threshold=-1.0, on_cut="score"), trusted_tools=["paint"])
     for response in ways(tooled.model_copy(update={"router": trusting}), PAINT, tool_required=True):
         assert [call.tool_name for call in tooled.get_tool_calls_from_response(response)] == ["paint"]
         assert response.message.content == ""

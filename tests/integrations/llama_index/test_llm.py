@@ -218,7 +218,7 @@ def test_log_probabilities_of_the_delivered_answer(method: str, wide: LanguageMo
         assert own == alone
         assert own.logprob == pytest.approx(first.logprob, rel=1e-4), "the greedy answer is the likeliest"
         assert first.logprob >= second.logprob
-    strict = UncertaintyRouterCallback(Policy(threshold=-1.0))
+    strict = UncertaintyRouterCallback(Policy(threshold=-1.0, on_cut="score"))
     assert answered(SemGradLLM.from_model(wide, max_tokens=4, logprobs=True, router=strict), method).logprobs is None
 
 

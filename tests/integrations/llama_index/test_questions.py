@@ -92,7 +92,7 @@ def test_questions_at_the_same_time_never_mix(wide: LanguageModel) -> None:
 
 def test_scores_are_those_of_the_question_alone(llm: SemGradLLM) -> None:
     """The model itself: 24 guarded queries at once in threads and in one loop."""
-    router = UncertaintyRouterCallback(Policy(threshold=1e308))
+    router = UncertaintyRouterCallback(Policy(threshold=1e308, on_cut="score"))
     own = llm.model_copy(update={"router": router})
     engine = guarded(RetrieverQueryEngine.from_args(Passages("Paris is in France."), llm=own), router)
     questions = [f"Where is place {number % 6}?" for number in range(24)]

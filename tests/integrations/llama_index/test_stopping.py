@@ -17,7 +17,7 @@ from tests.steps import Steps, until, until_stopped
 
 from .ways import reading
 
-PASS, QUESTION = Policy(threshold=1e308), "Where is Paris?"
+PASS, QUESTION = Policy(threshold=1e308, on_cut="score"), "Where is Paris?"
 ROUTER = UncertaintyRouterCallback(PASS)
 Ask = Callable[[SemGradLLM], Any]
 

@@ -47,7 +47,7 @@ def _clock() -> str:
     return "12:00"
 
 
-PASS = UncertaintyRouterCallback(Policy(threshold=1e308))
+PASS = UncertaintyRouterCallback(Policy(threshold=1e308, on_cut="score"))
 TOOLS = [FunctionTool.from_defaults(_pay, name="pay"), FunctionTool.from_defaults(_clock, name="clock")]
 
 

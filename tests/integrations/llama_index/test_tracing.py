@@ -25,7 +25,7 @@ from tests.integrations.exported import Exported
 
 from .conftest import Heard, Maker, Passages, under
 
-PASS, STOP, QUERY = Policy(threshold=1e308), Policy(threshold=-1e308), "Where is Paris?"
+PASS, STOP, QUERY = Policy(threshold=1e308, on_cut="score"), Policy(threshold=-1e308, on_cut="score"), "Where is Paris?"
 
 
 def found(exported: Exported) -> list[tuple[str, Any]]:
