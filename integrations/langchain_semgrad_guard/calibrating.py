@@ -59,8 +59,7 @@ def calibrate_chain(
             and the right answers.
         alpha: the largest error rate among the questions that are let through, in (0, 1).
         delta: the largest probability of breaking that promise, in (0, 1).
-        record: a file (JSON Lines) that keeps every answer with its prompts; an interrupted run resumes from it.
-            Calibrations on one record share delta (`calibration.tries`).
+        record: a file that keeps every answer, so that an interrupted run resumes from it (`collected`).
         name: the chain's name and version, which a record is bound to; change it with documents, prompts or code.
         max_concurrency: how many inputs are answered together.
         output: finds the delivered text in the chain's output; needed where that is neither a text, a message, an

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from langchain_core.decisions import (
     BaseDecisionModel,
     Choice,
     ChoiceAnswer,
+    ClassifierRequest,
     ClassifierResponse,
     Noul,
     NoulAnswer,
@@ -141,29 +142,24 @@ class CalibratedDecisions(BaseDecisionModel):
         return self.decisions._provider
 
     def _classify(self, state: State, questions: dict[str, Question]) -> ClassifierResponse:
-        rules = self._rules(questions)
-        return drive(self._judged(self.decisions.invoke({"state": state, "questions": questions}), rules))
+        return drive(self._steps(state, questions))
 
     async def _aclassify(self, state: State, questions: dict[str, Question]) -> ClassifierResponse:
-        rules = self._rules(questions)
-        return await adrive(self._judged(await self.decisions.ainvoke({"state": state, "questions": questions}), rules))
+        return await adrive(self._steps(state, questions))
 
-    def _rules(self, questions: Mapping[str, Question]) -> dict[str, Calibration]:
-        """The rule of each question, before the model is asked."""
+    def _steps(self, state: State, questions: dict[str, Question]) -> Steps[ClassifierResponse]:
         rules = {settings_of(rule)["question"]: rule for rule in self.decided}
-        found = {name: rules.get(spelled(question)) for name, question in questions.items()}
-        if strange := [name for name, rule in found.items() if rule is None]:
+        if strange := [name for name, question in questions.items() if spelled(question) not in rules]:
             raise BindingMismatchError(
                 f"There is no rule for the question {strange[0]!r}, word for word. Calibrate it "
                 "(calibrate_decisions), or ask it of the decision model itself."
             )
-        return cast("dict[str, Calibration]", found)
-
-    def _judged(self, response: ClassifierResponse, rules: Mapping[str, Calibration]) -> Steps[ClassifierResponse]:
+        model, request = self.decisions, ClassifierRequest(state=state, questions=questions)
+        response = yield Work(lambda: model.invoke(request), lambda: model.ainvoke(request))
         answers: dict[str, Answer] = {}
         for name, answer in response.answers.items():
-            rule = rules[name]
-            require_rule(rule, self.decisions, version=response.model)
+            rule = rules[spelled(questions[name])]
+            require_rule(rule, model, version=response.model)
             uncertainty = uncertainty_of(answer, settings_of(rule)["safe"])
             judging = partial(judged, rule, uncertainty, text=name, log=self.log)
             passes = judging() if self.log is None else (yield Work(judging))

@@ -106,7 +106,7 @@ class UncertaintyRouterCallback(Router, OnlyAsking):
     @cached_property
     def target(self) -> Target | None:
         """The target for a model's answers."""
-        return None if self.escalate_to is None else Target.of(self.escalate_to)
+        return None if self.escalate_to is None else Target(self.escalate_to)
 
     @property
     def policy(self) -> Policy:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, cast
 
 from langchain_core.language_models.chat_models import BaseChatModel
@@ -21,24 +20,18 @@ _FORWARDED = ("max_tokens", "temperature", "top_p", "seed", "response_format", "
 """Options of a call that other chat models understand as well; those of its tools are bound."""
 
 
-@dataclass(frozen=True, eq=False)
 class Target:
     """A Runnable that is given the messages; or, where it takes a state (an agent's graph), a state that holds them."""
 
-    runnable: Runnable[Any, Any]
-    takes_state: bool = False
-
-    @classmethod
-    def of(cls, runnable: Runnable[Any, Any]) -> Target:
-        """The target for a model's answers."""
-        return cls(runnable, _takes_state(runnable))
+    def __init__(self, runnable: Runnable[Any, Any]) -> None:
+        self.runnable, self._takes_state = runnable, _takes_state(runnable)
 
     def replying(
         self, messages: list[BaseMessage], options: Mapping[str, Any], *, config: RunnableConfig, draft: AIMessage
     ) -> Work:
         """The work of answering in the place of a draft, with the options of its call."""
         runnable, given = self._formed(options)
-        state = {"messages": messages} if self.takes_state else messages
+        state = {"messages": messages} if self._takes_state else messages
         return replying(runnable, state, config, read=reply_of, options=given, draft=draft)
 
     def _formed(self, options: Mapping[str, Any]) -> tuple[Runnable[Any, Any], dict[str, Any]]:

@@ -65,8 +65,7 @@ def calibrate_engine(
             and the right answers.
         alpha: the largest error rate among the questions that are let through, in (0, 1).
         delta: the largest probability of breaking that promise, in (0, 1).
-        record: a file (JSON Lines) that keeps every answer with its prompts; an interrupted run resumes from it.
-            Calibrations on one record share delta (`calibration.tries`).
+        record: a file that keeps every answer, so that an interrupted run resumes from it (`collected`).
         name: the engine's name and version, which a record is bound to; change it with documents, prompts or code.
         max_concurrency: how many inputs are answered together.
         output: finds the delivered text in the engine's response; default: the whole of it.

@@ -47,32 +47,9 @@ so near to the beginning is what a pronoun there is said to be."""
 _MOST, _ALL = 0.5, 0.75
 """Shares of a question's words that a sentence repeats."""
 
-_NOT = (
-    r"(?:not|never|neither|nor|no|cannot|hardly|without|nobody|none|anything but|unable"
-    r"|(?:is|are|was|were|ca|could|does|do|did|wo|would|has|have|had)nt)"
-)
-_NEGATED = re.compile(
-    rf"\b{_NOT}\b(?! (?:only|just|merely|doubt|other|to mention)\b)"
-    r"(?: (?:think|believe|say|sure|certain)(?: (?!but|however|because)\w+)*"
-    r"|(?: (?!(?:but|however|though|yet|rather|instead|because|since|so|and|while|which|who|is|are|was|were)\b)"
-    r"\w+){0,5})$"
-    r"|\b(?:rather than|instead of)$"
-)
-"""A negation before the mention, and between them no word that turns to something else."""
-_DENIED_AFTER = re.compile(
-    r"(?:\w+ ){0,4}?(?:is|are|was|were|be|has|have|had) (?:\w+ )?(?:not(?! only| just)|wrong|incorrect|false|never)\b"
-    r"|(?:isnt|arent|wasnt|werent|can ?not be|cant be|wrong|incorrect|false)\b"
-)
-_TAKEN_BACK = re.compile(
-    r"(?:(?:that|this|it) (?:is|was)|thats|its) (?:not (?:so|true|right)|wrong|false)\b|(?:wait|correction|no)\b"
-)
-"""A sentence that denies the one before it."""
-_OPENING = re.compile(
-    r"(?:the (?:\w+ )?answer (?:\w+ )*?is )?(?:(yes|yeah|correct|true|certainly|indeed|of course)|no|incorrect|false)"
-    r"\b(?! not| doubt)"
-)
-_DENIES = re.compile(
-    rf"\bno longer\b|\b(?!nor?\b|none\b)(?:{_NOT}|false|incorrect|myth|misconception)\b(?! (?:only|just)\b)"
+_NEGATED, _DENIED_AFTER, _TAKEN_BACK, _OPENING, _DENIES = (
+    re.compile(_ENGLISH["patterns"][name].replace("<not>", _ENGLISH["patterns"]["not"]).replace("\n", ""))
+    for name in ("negated", "denied_after", "taken_back", "opening", "denies")
 )
 
 

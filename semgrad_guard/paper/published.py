@@ -6,7 +6,9 @@ Models", ICML 2026; Tables 1, 3 and 5.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Mapping
+from importlib.resources import files
 from typing import Any, cast
 
 from semgrad_guard.questions.job_record import flat
@@ -16,24 +18,10 @@ Settings = Mapping[str, Any]
 OURS = "HybridGrad"
 """The method that everything is compared with."""
 
-_AVERAGES = {
-    "LN-PE": (0.7325, 0.3211),
-    "P(True)": (0.6520, 0.3689),
-    "Self-Con": (0.7051, 0.3439),
-    "Deg": (0.7199, 0.3403),
-    "INSIDE": (0.6673, 0.3587),
-    "Semantic Entropy": (0.6945, 0.3643),
-    "Semantic Density": (0.6963, 0.3496),
-    "M.I.": (0.7201, 0.3249),
-    "G-NLL": (0.7313, 0.3055),
-    "SAR": (0.7533, 0.2950),
-    "ExGrad": (0.7392, 0.3025),
-    "ParaGrad": (0.7559, 0.2947),
-    "SemGrad": (0.7575, 0.2897),
-    "HybridGrad": (0.7659, 0.2865),
-}
-"""AUROC (Table 1) and AURC (Table 5), column Avg."""
-
+_TABLES: Mapping[str, Any] = tomllib.loads(
+    files("semgrad_guard.paper").joinpath("published.toml").read_text(encoding="utf-8")
+)
+_AVERAGES: Mapping[str, tuple[float, float]] = _TABLES["averages"]
 METHODS = tuple(_AVERAGES)
 """In the order of the paper's tables: eleven rivals, then its own three."""
 
@@ -43,13 +31,9 @@ AUROC_AVERAGES = {method: auroc for method, (auroc, _) in _AVERAGES.items()}
 AURC_AVERAGES = {method: aurc for method, (_, aurc) in _AVERAGES.items()}
 
 RUN_TIME_SHARES = {
-    "SemGrad": 0.7062 / 0.5644,
-    "HybridGrad": 0.7945 / 0.5644,
-    "SAR": 1.3889 / 0.5644,
-    "Semantic Entropy": 1.4637 / 0.5644,
-    "Semantic Density": 5.2592 / 0.5644,
+    method: seconds / _TABLES["run_time"]["plain"] for method, seconds in _TABLES["run_time"]["added"].items()
 }
-"""Table 3: additional run time over that of plain generation, both summed over its three data sets (Llama, A100)."""
+"""Table 3: additional run time over that of plain generation."""
 
 SETTINGS: Mapping[str, Settings] = {
     "ln_pe": {"plan.count": 10, "plan.temperature": 1.0},

@@ -153,7 +153,7 @@ def test_an_evaluation_by_sentence_draws_answers_for_its_intervals(
     result = run(*usual, "--methods", "hybridgrad", "--methods", "gnll")
     assert result.exit_code == 0, result.stderr
     graded = read_graded(folder / "run.json")
-    assert graded.clusters == tuple(row // 3 for row in range(24))
+    assert graded.clusters == [row // 3 for row in range(24)]
     assert graded.accuracy == pytest.approx(2 / 3)
     assert "66.7% of 24 sentences are right" in flat(result.stdout)
     assert "HybridGrad" in (folder / "report.html").read_text()

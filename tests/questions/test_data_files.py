@@ -31,6 +31,7 @@ def test_a_file_is_read_as_expected_or_refused_in_words(path: Path) -> None:
     problems = "\n".join(map(str, found.problems))
     assert [words for words in expected.get("problems", ()) if words not in problems] == []
     assert bool(problems) == ("problems" in expected), problems
+    assert [words for words in expected.get("duplicates", ()) if words not in "\n".join(found.duplicates)] == []
 
 
 def test_every_expectation_has_its_file() -> None:

@@ -20,8 +20,8 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from llama_index_semgrad_guard import SemGradLLM, UncertaintyEvent
-from semgrad_guard import LanguageModel
+from llama_index_semgrad_guard import SemGradLLM, UncertaintyEvent, UncertaintyRouterCallback, guarded
+from semgrad_guard import LanguageModel, Policy
 
 PASSAGES = ("Paris is in France.", "Oslo is in Norway.")
 
@@ -71,6 +71,15 @@ def make_engine(llm: SemGradLLM) -> Callable[..., RetrieverQueryEngine]:
         return RetrieverQueryEngine.from_args(Passages(*passages), llm=llm, **options)
 
     return make
+
+
+Maker = Callable[..., Any]
+
+
+def under(make_engine: Maker, llm: SemGradLLM, policy: Policy, **options: Any) -> Any:
+    """An engine whose LLM decides by this policy."""
+    llm.router = UncertaintyRouterCallback(policy, **options)
+    return guarded(make_engine(), llm.router)
 
 
 class Heard(BaseEventHandler):

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import Response
 from llama_index.core.instrumentation.events.llm import LLMChatStartEvent
 from llama_index.core.llms import MockLLM
 
-from llama_index_semgrad_guard import SemGradLLM, UncertaintyEvaluator, UncertaintyRouterCallback, guarded
+from llama_index_semgrad_guard import SemGradLLM, UncertaintyEvaluator
 from semgrad_guard import Binding, Calibration, Policy, calibrate
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard import binding_of
 
-from .conftest import Heard
+from .conftest import Heard, Maker, under
 
 QUERY = "Where is Paris?"
 LOOSE, STRICT = Policy(threshold=1e308), Policy(threshold=-1e308)
-Maker = Callable[..., BaseQueryEngine]
-
-
-def under(make_engine: Maker, llm: SemGradLLM, policy: Policy, **options: Any) -> Any:
-    """An engine whose LLM decides by this policy."""
-    llm.router = UncertaintyRouterCallback(policy, **options)
-    return guarded(make_engine(), llm.router)
 
 
 def calibration(binding: Binding) -> Calibration:

@@ -1,12 +1,12 @@
-"""Verdicts in OpenTelemetry: attributes of OpenInference's spans, and evaluation events. Nothing leaves the machine."""
+"""Verdicts in LlamaIndex's events and log, and in OpenTelemetry's spans and events. Nothing leaves the machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.query_engine import RetrieverQueryEngine
@@ -15,6 +15,7 @@ from openinference.instrumentation.llama_index import LlamaIndexInstrumentor
 from llama_index_semgrad_guard import (
     LowConfidenceError,
     SemGradLLM,
+    UncertaintyEventHandler,
     UncertaintyRouterCallback,
     UncertaintyTracer,
     guarded,
@@ -22,10 +23,9 @@ from llama_index_semgrad_guard import (
 from semgrad_guard import Policy
 from tests.integrations.exported import Exported
 
-from .conftest import Passages
+from .conftest import Heard, Maker, Passages, under
 
 PASS, STOP, QUERY = Policy(threshold=1e308), Policy(threshold=-1e308), "Where is Paris?"
-Maker = Callable[..., BaseQueryEngine]
 
 
 def found(exported: Exported) -> list[tuple[str, Any]]:
@@ -49,12 +49,6 @@ def instrumented(exported: Exported) -> Iterator[Exported]:
     LlamaIndexInstrumentor().instrument(tracer_provider=exported.tracer_provider)
     yield exported
     LlamaIndexInstrumentor().uninstrument()
-
-
-def under(make_engine: Maker, llm: SemGradLLM, policy: Policy, **options: Any) -> Any:
-    """An engine whose LLM decides by this policy."""
-    llm.router = UncertaintyRouterCallback(policy, **options)
-    return guarded(make_engine(), llm.router)
 
 
 @pytest.mark.parametrize("mode", ["enforce", "annotate"])
@@ -109,3 +103,49 @@ def test_the_current_span_where_nothing_is_instrumented(llm: SemGradLLM, exporte
     assert found(exported) == [("mine", "answer")]
     inside, outside = exported.events()
     assert (inside.span_id, outside.span_id) == (exported.judged()[0].context.span_id, 0)
+
+
+# LlamaIndex's own events.
+
+
+def test_one_event_a_verdict(make_engine: Maker, llm: SemGradLLM, recorder: Heard) -> None:
+    llm.router = UncertaintyRouterCallback(STOP, escalate_to=lambda _: "elsewhere")
+    guarded(make_engine(response_mode="refine"), llm.router).query(QUERY)
+    llm.router = UncertaintyRouterCallback(STOP, keep_draft=True)
+    guarded(SimpleChatEngine.from_defaults(llm=llm), llm.router).chat(QUERY)
+    llm.router = None
+    answer = llm.complete(QUERY)
+    found = [(event.source, event.record["action"]) for event in recorder.verdicts]
+    assert found == [
+        ("llm", "escalate"),
+        ("query_engine", "escalate"),
+        ("llm", "abstain"),
+        ("chat_engine", "abstain"),
+        ("llm", "answer"),
+    ]
+    _, query, _, chat, alone = [event.record for event in recorder.verdicts]
+    assert query["escalated"]["details"]["model"] == "external"
+    assert query["draft"] is None
+    assert chat["draft"]
+    assert alone == answer.raw["semgrad_guard"]
+    assert recorder.verdicts[0].model_dump()["class_name"] == "UncertaintyEvent"
+
+
+def test_the_handler_logs_each_verdict(llm: SemGradLLM, caplog: pytest.LogCaptureFixture) -> None:
+    root, handler = get_dispatcher(), UncertaintyEventHandler()
+    root.add_event_handler(handler)
+    try:
+        with caplog.at_level(logging.INFO, logger="semgrad_guard"):
+            for policy, mode in ((STOP, "enforce"), (STOP, "annotate"), (PASS, "enforce")):
+                llm.router = UncertaintyRouterCallback(policy, mode=mode)  # type: ignore[arg-type]
+                llm.complete(QUERY)
+    finally:
+        root.event_handlers.remove(handler)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "INFO"]
+    first, second, third = [record.getMessage() for record in caplog.records]
+    assert first.startswith("llm: abstain; uncertainty ")
+    assert "above the threshold" in first
+    assert second.startswith("llm: abstain (not enforced); ")
+    assert third.startswith("llm: answer; ")
+    record: Any = caplog.records[0]
+    assert record.semgrad_guard["action"] == "abstain"
