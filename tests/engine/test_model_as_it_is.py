@@ -48,8 +48,7 @@ def test_a_switch_is_seen_at_the_next_score(name: str) -> None:
     before, epoch = score(model), scorer_of(model).epoch
     {**NOTICED, **TOLD}[name](model)
     if name in TOLD:
-        assert score(model) == before
-        assert scorer_of(model).epoch is epoch, "neither the numbers nor what was kept of earlier passes changes"
+        assert (score(model), scorer_of(model).epoch) == (before, epoch), "and what earlier passes left stays of use"
         scorer_of(model).refresh()
     with unchanged(model):
         after = score(model)
