@@ -45,10 +45,10 @@ def check(found: GradientScores, model: Any, case: Case = CASE) -> None:
 def test_a_switch_is_seen_at_the_next_score(name: str) -> None:
     """In training mode, with dropout: the user's own modules would answer at random."""
     model = build("llama", attention_dropout=0.5).train()
-    before = score(model)
+    before, epoch = score(model), scorer_of(model).epoch
     {**NOTICED, **TOLD}[name](model)
     if name in TOLD:
-        assert score(model) == before
+        assert (score(model), scorer_of(model).epoch) == (before, epoch), "and what earlier passes left stays of use"
         scorer_of(model).refresh()
     with unchanged(model):
         after = score(model)

@@ -19,7 +19,7 @@ from torch import nn
 from semgrad_guard.engine.models.architecture import adapters_of
 from semgrad_guard.records import OWN_CODE
 
-_SAMPLES = 1024
+_SAMPLES, _SHARED_BUFFER = 1024, 1 << 16
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 """The tables of a module that hold the hooks of its forward pass."""
 # transformers leaves hooks of this module on a model at its first `output_hidden_states=True`; they change no number,
@@ -70,7 +70,13 @@ def parts_of(model: nn.Module) -> list[Hashable]:
 
 def versions_of(model: nn.Module) -> list[int]:
     """torch's counts of the edits in place of each weight and buffer that a twin shares."""
-    return [_version(tensor) for tensor in (*model.parameters(), *model.buffers())]
+    shared = [buffer for buffer in model.buffers() if not is_own(buffer)]
+    return [_version(tensor) for tensor in (*model.parameters(), *shared)]
+
+
+def is_own(buffer: torch.Tensor) -> bool:
+    """Whether a twin has a copy of its own of this buffer, a small one: rotary frequencies are rewritten in passes."""
+    return buffer.nbytes <= _SHARED_BUFFER
 
 
 def is_inert(hook: object) -> bool:

@@ -26,7 +26,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.models.architecture import has_plain_weight, inspect_architecture
-from semgrad_guard.engine.models.identity import HOOKS
+from semgrad_guard.engine.models.identity import HOOKS, is_own
 from semgrad_guard.engine.replay.kernels import configs_of, input_gradient
 from semgrad_guard.errors import UnsupportedModelError
 
@@ -40,7 +40,6 @@ InputHook = Callable[[torch.Tensor], torch.Tensor | None]
 """Sees the input of a decoder layer [batch, positions, d]; its result replaces it."""
 
 NOTHING: Mapping[Place, torch.Tensor] = {}
-_SHARED_BUFFER = 1 << 16  # bytes; smaller ones are the twin's own: rotary frequencies are rewritten in passes
 
 
 class Twin:
@@ -264,7 +263,7 @@ class _State:
 
     def __init__(self, module: nn.Module) -> None:
         self._tables = [(vars(module), dict(vars(module))), (module._buffers, dict(module._buffers))]
-        small = [buffer for buffer in module._buffers.values() if buffer is not None and _is_own(buffer)]
+        small = [buffer for buffer in module._buffers.values() if buffer is not None and is_own(buffer)]
         self._own = [(buffer, buffer.clone(), buffer._version) for buffer in small]
 
     def restore(self) -> None:
@@ -278,10 +277,6 @@ class _State:
             if buffer._version != version:
                 buffer.copy_(first)
                 self._own[number] = buffer, first, buffer._version
-
-
-def _is_own(buffer: torch.Tensor) -> bool:
-    return buffer.nbytes <= _SHARED_BUFFER
 
 
 # Attributes by which a library's layer takes a kernel without autograd, as soon as a pass needs no gradient, and
@@ -298,7 +293,7 @@ def weight_sharing_copy(model: nn.Module) -> nn.Module:
     modules = list(model.modules())
     _require_no_functions(modules)
     memo: dict[int, Any] = {id(parameter): _over_the_same_numbers(parameter) for parameter in model.parameters()}
-    memo.update({id(buffer): buffer for buffer in model.buffers() if not _is_own(buffer)})
+    memo.update({id(buffer): buffer for buffer in model.buffers() if not is_own(buffer)})
     for module in modules:
         owners = [getattr(hook, "__self__", None) for name in HOOKS for hook in getattr(module, name).values()]
         memo.update({id(owner): owner for owner in owners if owner is not None and not isinstance(owner, nn.Module)})

@@ -132,12 +132,11 @@ class _Check:
     """The comparisons on one twin; `why` is why the last way that was tried is not taken."""
 
     def __init__(self, twin: Twin) -> None:
-        self._twin = twin
+        self._twin, self.why = twin, ""
         n = twin.architecture.n_layers
         # A layer with others to leave out below it and to replay above, and the last.
         self._span = tuple(sorted({observed_layer(n), n - 1}))
         self._tolerance = tolerance_of(twin.head.weight.dtype)
-        self.why = ""
         window = twin.architecture.window or twin.architecture.chunk or 0
         self._prompt = max(_PROMPT, window + 2) if window <= 2 * _PROMPT else _PROMPT  # rows that exceed a small window
 
