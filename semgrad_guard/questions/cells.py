@@ -31,10 +31,10 @@ _WORKING = re.compile(r"(?:^|\n)####[ \t]*(\S.*?)\s*\Z")
 _BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 _BULLET = re.compile(r"(?:[-*•]|\(?\d{1,2}[.)])\s+")
 _ENTITY = re.compile(r"&#?\w+;")
-_STRONG = (r"\|", r"(?i)\\n|<br\s*/?>|<sep>|\[sep\]|</s>|\s#{2,3}\s", "[•·]\\s")
+_STRONG = (r"\|", r"(?i)\\n|<br\s*/?>|<sep>|\[sep\]|</s>|\s#{2,3}\s", "[•·]\\s", "[；｜؛]")
 _IN_SENTENCES = (*_STRONG, r";\s*(?=[^\sa-z])")
 _IN_LISTS = (*_STRONG, r";")
-_IN_PHRASES = (*_IN_LISTS, r"[\t\n]", r"(?<!\d)\s+/|/\s+(?!\d)", r"(?i)(?<=\byes)/(?=no\b)|(?<=\bno)/(?=yes\b)")
+_IN_PHRASES = (*_IN_LISTS, r"[\t\n、]", r"(?<!\d)\s+/|/\s+(?!\d)", r"(?i)(?<=\byes)/(?=no\b)|(?<=\bno)/(?=yes\b)")
 _WORDS = r"(?<=[^\W\d_]{2})/(?=[^\W\d_]{2})"
 _NO_WORDS = re.compile(r"\d|^/|//|\.\w+$|^(?:ac/dc|tcp/ip|and/or)$", re.IGNORECASE)
 _OR = r"(?i)[\s(,]+(?:or|a\.?k\.?a\.?)\s+"
