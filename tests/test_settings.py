@@ -56,9 +56,7 @@ APART: Mapping[tuple[str, str], str] = {
     ("serve", "engine"): "a word and not None",
     ("calibrate", "engine"): "as above",
     ("gate", "engine"): "as above",
-    ("calibrate", "by"): "whole answers, where nothing else is said",
-    ("evaluate", "by"): "as above",
-    ("plan", "by"): "as above",
+    ("calibrate", "on_cut"): "None is a policy's, which leaves it to its calibration",
     ("evaluate", "seed"): "of the methods that sample",
 }
 """Where a front has another default, or an option of the same name, and why."""

@@ -179,7 +179,8 @@ def test_by_sentence(score: Run, tmp_path: Path, language_model: LanguageModel) 
     assert "Tea is a drink." in shown
     assert "It grows in Assam." in shown
     assert f"{record['sentences'][0]['uncertainty']:.4g}" in shown
-    assert records((tmp_path / "s.jsonl").read_text()) == [record]
+    (written,) = records((tmp_path / "s.jsonl").read_text())
+    assert written["sentences"] == record["sentences"]
 
 
 def test_a_calibration_by_sentence_decides_about_every_sentence(
@@ -255,7 +256,7 @@ def test_a_batch_is_one_replay(score: Run, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(exactness, "replayed", counted)
     monkeypatch.setattr(loading, "BATCH", 3)
     score("--data", responses(tmp_path, 5), "--json")
-    assert rows == [3, 2]
+    assert rows[-2:] == [3, 2], "before it, those of the self-check"
 
 
 def test_the_promise_that_the_labels_support_is_delivered_where_it_is_chosen(

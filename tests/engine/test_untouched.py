@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.memory import Memory
@@ -112,7 +112,7 @@ def test_answers_scores_and_failures_leave_the_model_as_it_was(
         for generation in language_model.generate_batch(["What is tea?", "Why?"], GenerationOptions(max_tokens=3)):
             generation.evidence.gradients()
             generation.evidence.gradients(Objective(norm="l2"))
-        list(language_model.stream("Why?", GenerationOptions(max_tokens=3)))
+        list(Guard(language_model, Policy(threshold=1e9), options=GenerationOptions(max_tokens=3)).stream("Why?"))
         language_model.score("Why?", "Because.")
         score(model)
     with unchanged(model), pytest.raises(InputError):

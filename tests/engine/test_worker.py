@@ -174,7 +174,7 @@ def test_an_idle_thread_that_has_ended_begins_anew(make_language_model: Make, mo
 def test_concurrent_guards_share_steps(make_language_model: Make, how: str) -> None:
     """Six questions take little more passes than one; their verdicts are those of single calls."""
     model = make_language_model(seed=2)
-    guard = Guard(model, Policy(threshold=1e9), options=GenerationOptions(max_tokens=12, temperature=1.0, seed=4))
+    guard = Guard(model, Policy(threshold=1e9, on_cut="score"), options=GenerationOptions(max_tokens=12, temperature=1.0, seed=4))
     questions = [f"question {number}" for number in range(6)]
     alone = [guard(question) for question in questions]
     free, steps = busy(model), Steps(model)
@@ -209,7 +209,7 @@ def test_concurrent_guards_share_steps(make_language_model: Make, how: str) -> N
 def test_a_batch_shares_its_steps_with_a_stranger(make_language_model: Make, how: str, rows: int | None) -> None:
     """Its caller decides how many are written at once, up to `max_batch`; another caller waits for none of them."""
     model = make_language_model(seed=2)
-    guard = Guard(model, Policy(threshold=1e9), options=GenerationOptions(max_tokens=40))
+    guard = Guard(model, Policy(threshold=1e9, on_cut="score"), options=GenerationOptions(max_tokens=40))
     questions = [f"question {number}" for number in range(12)]
     alone = [guard(question) for question in questions]
     model.max_batch = rows
@@ -236,7 +236,7 @@ def test_a_batch_shares_its_steps_with_a_stranger(make_language_model: Make, how
 
 def test_a_batch_of_which_one_cannot_be_answered_writes_none(make_language_model: Make) -> None:
     model = make_language_model(seed=2)
-    guard, steps = Guard(model, Policy(threshold=1e9)), Steps(model)
+    guard, steps = Guard(model, Policy(threshold=1e9, on_cut="score")), Steps(model)
     with pytest.raises(PromptTooLongError):
         guard.batch(["hello", "c" * 400])
     assert steps.in_all() == 0
@@ -303,7 +303,7 @@ def test_samples_are_drawn_between_the_steps_of_others(make_language_model: Make
     stream = submitted(model, "hello", on_piece=lambda _: passes.append(steps.count), max_tokens=60,
                        temperature=1.0, seed=6)  # fmt: skip
     until(lambda: passes)
-    verdict = Guard(model, Policy(threshold=1e9), estimator=drawing, options=options)("What is tea?")
+    verdict = Guard(model, Policy(threshold=1e9, on_cut="score"), estimator=drawing, options=options)("What is tea?")
     ended = steps.count
     stream.outcome()
     apart = [second - first for first, second in itertools.pairwise(passes) if first <= ended]

@@ -64,7 +64,7 @@ def test_an_empty_answer_has_no_score(estimator, make_language_model) -> None:
 @pytest.mark.parametrize("estimator", [brief(estimator) for estimator in ASKING])
 def test_a_guard_can_be_calibrated_for_it(estimator, language_model: LanguageModel, tmp_path) -> None:
     options = GenerationOptions(max_tokens=3)
-    draft = Guard(language_model, Policy(threshold=0.0), estimator=estimator, options=options)
+    draft = Guard(language_model, Policy(threshold=0.0, on_cut="score"), estimator=estimator, options=options)
     score = draft("q").uncertainty
     made = calibrate([score] * 60, [True] * 60, alpha=0.1, delta=0.1, binding=draft.binding)
     made.save(tmp_path / "calibration.json")

@@ -38,7 +38,7 @@ def filled(
 def label(*words: str) -> Callable[[Rows], None]:
     def change(rows: Rows) -> None:
         for row, word in zip(rows[1:], words, strict=True):
-            row[4] = word
+            row[5] = word
 
     return change
 
@@ -49,9 +49,9 @@ def test_the_sheet_is_what_a_person_needs(tmp_path: Path) -> None:
     assert content.startswith(b"\xef\xbb\xbfkey,question,passage,references,answer,correct\r\n")
     _, *rows = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""))
     assert [row[1] for row in rows] == ["question 0", "question 1", "question 2"]
-    assert rows[0][2] == "Paris\nCity of Light"
-    assert [row[3] for row in rows] == ["Paris", "'=1+2; „Köln“,\nreally", "'-5\ufffd"]  # no formula, no null byte
-    assert all(row[4] == "" for row in rows)
+    assert rows[0][3] == "Paris\nCity of Light"
+    assert [row[4] for row in rows] == ["Paris", "'=1+2; „Köln“,\nreally", "'-5\ufffd"]  # no formula, no null byte
+    assert all(row[5] == "" for row in rows)
     assert read_sheet(path, ANSWERS) == [None] * 4
 
 
@@ -69,7 +69,7 @@ def test_rows_may_be_sorted_and_left_out_and_columns_moved(tmp_path: Path) -> No
     def change(rows: Rows) -> None:
         label("1", "", "0")(rows)
         _, *rest = rows
-        rows[:] = [[row[4], "note", row[0]] for row in (["key", "", "", "", "Correct "], *reversed(rest))]
+        rows[:] = [[row[5], "note", row[0]] for row in (["key", "", "", "", "", "Correct "], *reversed(rest))]
         rows[0] = ["Correct ", "note", "Key"]
 
     assert read_sheet(filled(tmp_path, change), ANSWERS) == [True, None, False, None]
@@ -79,7 +79,7 @@ def test_an_apostrophe_that_a_program_ate_does_no_harm(tmp_path: Path) -> None:
     def change(rows: Rows) -> None:
         label("1", "1", "1")(rows)
         for row in rows:
-            row[3] = row[3].lstrip("'").replace("\n", "\r\n")
+            row[4] = row[4].lstrip("'").replace("\n", "\r\n")
 
     assert read_sheet(filled(tmp_path, change), ANSWERS) == [True, True, True, None]
 
@@ -91,13 +91,13 @@ def test_an_apostrophe_that_a_program_ate_does_no_harm(tmp_path: Path) -> None:
             label("1", "maybe", "?"),
             "row 3 has 'maybe' under correct; write TRUE or FALSE, yes or no, 1 or 0, or abstained; row 4 has '\\?'",
         ),
-        (lambda rows: rows[1].__setitem__(3, "London"), "row 2 holds another answer than this run gave"),
+        (lambda rows: rows[1].__setitem__(4, "London"), "row 2 holds another answer than this run gave"),
         (
             lambda rows: rows[2].__setitem__(0, "0" * 16),
             "row 3 has the key '0000000000000000', which this run does not",
         ),
-        (lambda rows: rows.extend([[*rows[1][:4], "1"], [*rows[1][:4], "0"]]), "row 6 contradicts an earlier row"),
-        (lambda rows: rows[0].__setitem__(4, "right"), "has no column 'correct'; keep those of the sheet: key"),
+        (lambda rows: rows.extend([[*rows[1][:5], "1"], [*rows[1][:5], "0"]]), "row 6 contradicts an earlier row"),
+        (lambda rows: rows[0].__setitem__(5, "right"), "has no column 'correct'; keep those of the sheet: key"),
     ],
 )
 def test_wrong_rows_are_named(tmp_path: Path, change: Callable[[Rows], object], reason: str) -> None:
@@ -107,7 +107,7 @@ def test_wrong_rows_are_named(tmp_path: Path, change: Callable[[Rows], object], 
 
 def test_a_label_said_twice_is_one(tmp_path: Path) -> None:
     path = filled(
-        tmp_path, lambda rows: (label("1", "0", "")(rows), rows.append(rows[1]), rows.append([*rows[2][:4], ""]))
+        tmp_path, lambda rows: (label("1", "0", "")(rows), rows.append(rows[1]), rows.append([*rows[2][:5], ""]))
     )
     assert read_sheet(path, ANSWERS) == [True, False, None, None]
 
@@ -135,7 +135,7 @@ def test_a_sheet_is_extended_and_what_is_in_it_stays(tmp_path: Path, delimiter: 
     assert read_sheet(path, more) == [True, False, None, None, None, None]
     assert extend_sheet(path, more) == 0
     rows = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), delimiter=delimiter))
-    assert rows[-1] == [made(7).key, "", "question 7", "Paris", "'=new; text", ""]
+    assert rows[-1] == [made(7).key, "", "question 7", "", "Paris", "'=new; text", ""]
     assert [path.name for path in tmp_path.iterdir()] == ["labels.csv"]
 
 

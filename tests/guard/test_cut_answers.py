@@ -13,7 +13,7 @@ from semgrad_guard.calibration import Binding
 from semgrad_guard.engine.sentences import is_unfinished
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard.cut_answers import FIRST_SENTENCE, LATER, why_unscored
-from semgrad_guard.guard.policy import settle
+from semgrad_guard.guard.policy import Terms, settle
 from semgrad_guard.guard.verdicts import RecordedDraft
 from semgrad_guard.questions.answered import Answer, AnsweredSentence, AnswerScore
 from semgrad_guard.records import SentenceVerdict, ToolCall
@@ -58,7 +58,7 @@ def calibration(on_cut: OnCut | None) -> Calibration:
 
 
 def delivered(one: Verdict, policy: Policy) -> bool:
-    verdict = settle(one, policy, "enforce", can_escalate=False).verdict
+    verdict = settle(one, Terms(policy=policy)).verdict
     assert (verdict.status, verdict.uncertainty) in {("scored", 0.1), ("unscored", None)}
     assert verdict.status == "scored" or "cut it off" in str(verdict.reason)
     return verdict.action == "answer"
@@ -99,7 +99,7 @@ def test_by_sentence_the_one_that_was_cut_off_is_not_delivered() -> None:
     one = draft(text, sentences=parts, settings={"on_doubt": "drop"})
     rules: dict[OnCut, list[str]] = {"unscored": ["deliver"] * 2, "abstain": ["deliver", "drop"]}
     for rule, actions in rules.items():
-        verdict = settle(one, Policy(threshold=0.5, on_cut=rule), "enforce", can_escalate=False).verdict
+        verdict = settle(one, Terms(policy=Policy(threshold=0.5, on_cut=rule))).verdict
         assert [part.action for part in verdict.sentences] == actions
         assert verdict.text == text[: 12 * actions.count("deliver")]
 

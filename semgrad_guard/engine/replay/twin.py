@@ -50,8 +50,8 @@ class Twin:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self.architecture = inspect_architecture(model)
         self.model: Any = weight_sharing_copy(model)
-        self.architecture = inspect_architecture(self.model)
         self.head = cast(nn.Linear, self.model.get_submodule(self.architecture.head))
         self.head.register_forward_pre_hook(_restride)
         path = self.architecture.layers
