@@ -174,7 +174,9 @@ def test_an_idle_thread_that_has_ended_begins_anew(make_language_model: Make, mo
 def test_concurrent_guards_share_steps(make_language_model: Make, how: str) -> None:
     """Six questions take little more passes than one; their verdicts are those of single calls."""
     model = make_language_model(seed=2)
-    guard = Guard(model, Policy(threshold=1e9, on_cut="score"), options=GenerationOptions(max_tokens=12, temperature=1.0, seed=4))
+    guard = Guard(
+        model, Policy(threshold=1e9, on_cut="score"), options=GenerationOptions(max_tokens=12, temperature=1.0, seed=4)
+    )
     questions = [f"question {number}" for number in range(6)]
     alone = [guard(question) for question in questions]
     free, steps = busy(model), Steps(model)
