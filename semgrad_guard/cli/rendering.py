@@ -244,7 +244,7 @@ def _promise(outcome: Outcome) -> Panel:
     if outcome.n_cut:
         cut = f"{outcome.n_cut} answers were cut off, {outcome.n_cut_wrong} of them wrong: raise --max-tokens."
     helps = shortfall(calibration, cut=cut)
-    body = Text(f"{text}\n\nNothing will be let through. {helps}\n\nMore that helps: docs/no-threshold.md")
+    body = Text(f"{text}\n\nNothing will be let through. {helps}")
     return Panel(
         body, title="No threshold keeps the promise", title_align="left", border_style="yellow", box=box.ROUNDED
     )

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from semgrad_guard.cli import options
 from semgrad_guard.cli.terminal import OUT, note, status
-from semgrad_guard.errors import MissingExtraError
+from semgrad_guard.errors import InputError, MissingExtraError
 from semgrad_guard.named import FETCHABLE, NAMES, POCKET, folder_of
 from semgrad_guard.questions.answered import EvaluatedAnswer
 from semgrad_guard.questions.data_files import Output, make_folder, require_outputs
@@ -92,7 +92,11 @@ def plan(
         found = [one.judged("unscored") for one in read_record(answers, EvaluatedAnswer)[1]]
         scored = sum(one.unscored is None for one in found)
         note(f"{answers} holds {len(found)} answers, {scored} of them with a score.")
-        sizes = sizes if labels else sorted({*(size for size in _SIZES if size < scored), max(1, scored)})
+        if not scored:
+            raise InputError(
+                f"no answer in {answers} has a score, so labels cannot find a threshold: raise --max-tokens"
+            )
+        sizes = sizes if labels else sorted({*(size for size in _SIZES if size < scored), scored})
     level, doubtful = share_of(delta, 1), judged_by(None, by, on_doubt)
 
     def row(quality: float) -> list[Plan]:

@@ -67,3 +67,7 @@ def test_without_an_auroc_a_table_over_several_is_shown(run: Callable[..., Resul
     result = run("plan", "--error", 0.3, "--answers", record, "--json")
     assert [row["n"] for row in json.loads(result.stdout)] == [2] * 4
     assert "holds 3 answers, 2 of them with a score" in flat(result.stderr)
+    record = jsonl(tmp_path / "cut.answers.jsonl", [{"semgrad_guard_record": "answers", "settings": {}}, rows[2]])
+    refused = run("plan", "--error", 0.3, "--answers", record)
+    assert refused.exit_code == 1
+    assert "has a score, so labels cannot find a threshold: raise --max-tokens" in flat(refused.stderr)

@@ -20,7 +20,7 @@ from llama_index_semgrad_guard import (
     guarded,
 )
 from semgrad_guard import LanguageModel, Policy
-from semgrad_guard.errors import InputError, UnenforcedPolicyError
+from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
 
 from .conftest import Passages
 from .scripted import CANARY, WITHHELD, router_of, scripted
@@ -51,6 +51,25 @@ def test_the_score_is_the_greatest_and_the_first_refusal_ends_it(
     assert verdict is not None
     assert (len(prompts), verdict.uncertainty) == (calls, max(scores))
     assert (str(response) == WITHHELD) is (max(scores) > 0.1)
+
+
+def test_every_later_call_ends_at_once(wide: LanguageModel) -> None:
+    """Whatever code between makes of the error."""
+    script, prompts = by_call(0.01, 0.9, 0.01)
+    llm = scripted(wide, script)
+
+    class Stubborn(CustomQueryEngine):
+        def custom_query(self, query_str: str) -> str:
+            texts: list[str] = []
+            for _ in range(5):
+                try:
+                    texts.append(llm.complete(query_str).text)
+                except LowConfidenceError as error:
+                    texts.append(str(error))
+            return " ".join(texts)
+
+    assert str(guarded(Stubborn(), llm.router).query(QUERY)) == WITHHELD
+    assert len(prompts) == 2
 
 
 def by_user(prompt: str) -> tuple[str, float]:
@@ -146,6 +165,22 @@ def test_a_question_of_another_router_within_is_decided_by_itself(wide: Language
     assert str(guarded(Around(), outer.router).query(QUERY)) == WITHHELD
 
 
+def test_a_call_in_a_bare_thread_decides_by_itself(wide: LanguageModel) -> None:
+    """It is not counted, and never unguarded."""
+    llm = scripted(wide, lambda _: (CANARY, 0.9))
+
+    class Bare(CustomQueryEngine):
+        def custom_query(self, query_str: str) -> str:
+            found: list[str] = []
+            thread = threading.Thread(target=lambda: found.append(str(llm.complete(query_str))))
+            thread.start()
+            thread.join()
+            return found[0]
+
+    response = guarded(Bare(), llm.router).query(QUERY)
+    assert (str(response), get_verdict(response).reason) == (WITHHELD, "no guarded model has answered")  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(("on_unscored", "text"), [("abstain", WITHHELD), ("answer", "Empty Response")])
 def test_where_nothing_is_retrieved_no_model_answers(on_unscored: Any, text: str, wide: LanguageModel) -> None:
     llm = scripted(wide, lambda _: (CANARY, 0.9), on_unscored=on_unscored)
@@ -214,6 +249,16 @@ async def test_own_code_and_workflows_within_asking(wide: LanguageModel) -> None
     assert CANARY not in repr(question.verdicts)
     with pytest.raises(ZeroDivisionError), asking(llm.router):
         _ = 1 / 0
+
+
+def test_a_stream_belongs_to_the_question_in_which_it_was_asked_for(wide: LanguageModel) -> None:
+    llm = scripted(wide, lambda _: (CANARY, 0.9))
+    with asking(llm.router) as question:
+        stream = llm.stream_complete(QUERY)
+    assert question.refused is None
+    with pytest.raises(LowConfidenceError):
+        list(stream)
+    assert question.refused is not None
 
 
 @pytest.mark.parametrize("mode", ["enforce", "annotate"])
