@@ -141,6 +141,7 @@ def test_the_demos_table_fits_80_columns(stages: int) -> None:
 
 
 def test_the_demo_grades_answers_by_their_questions() -> None:
+    """One that declines is neither right nor wrong."""
     (question,) = (row for row in questions() if row.question == "Do you know the capital of Mongolia?")
     record = Verdict.of(
         status="scored",
@@ -151,11 +152,14 @@ def test_the_demo_grades_answers_by_their_questions() -> None:
         uncertainty=0.1,
         promised=True,
     )
-    messages = [AIMessage(content=record.text, response_metadata={METADATA_KEY: record.metadata()})]
+    declined = record.model_copy(update={"text": "I do not know that."})
+    messages = [
+        AIMessage(content=one.text, response_metadata={METADATA_KEY: one.metadata()}) for one in (record, declined)
+    ]
     written = io.StringIO()
     console = Console(width=200, file=written)
     chain, calibration = RunnableLambda(lambda _: messages[0]), calibrate([0.1], [True], alpha=0.1, delta=0.1)
-    shown = report.Demo(chain, calibration, [question], Contains(), stages=1, alpha=0.1, delta=0.1)
+    shown = report.Demo(chain, calibration, [question] * 2, Contains(), stages=1, alpha=0.1, delta=0.1)
     report.outcome(console, shown, messages)
-    assert "1 delivered (0 of them from the library), 0 wrong" in written.getvalue()
+    assert "2 delivered (0 of them from the library), 0 wrong" in written.getvalue()
     assert "error 0.0% without the guard" in written.getvalue()

@@ -19,6 +19,7 @@ from semgrad_guard import Calibration, Verdict
 from semgrad_guard.calibration.calibration_set import Effect
 from semgrad_guard.errors import ScoringError
 from semgrad_guard.grading import Grader
+from semgrad_guard.grading.abstention import abstains
 from semgrad_guard.paper.drawing import draw_risk_coverage
 
 
@@ -76,7 +77,10 @@ def outcome(console: Console, demo: Demo, answers: Sequence[AIMessage]) -> None:
     """How the promise did on questions that calibrated nothing; of one stage also the guard's effect."""
     questions, promised = demo.held_out, [_verdict(message).promised for message in answers]
     delivered = [pair for pair, counts in zip(zip(questions, answers, strict=True), promised, strict=True) if counts]
-    wrong = sum(not demo.grader(message.text, q.answers, question=q.question) for q, message in delivered)
+    wrong = sum(
+        not (abstains(message.text) or demo.grader(message.text, q.answers, question=q.question))
+        for q, message in delivered
+    )
     retrieved = sum(bool(_sources(message)) for _, message in delivered)
     console.print(
         f"On {len(questions)} held-out questions: {len(delivered)} delivered ({retrieved} of them from the library), "
@@ -84,29 +88,31 @@ def outcome(console: Console, demo: Demo, answers: Sequence[AIMessage]) -> None:
         f"{1 - demo.delta:.0%}), {len(questions) - len(delivered)} abstentions."
     )
     if demo.stages == 1:
-        graded = zip([float(not counts) for counts in promised], _graded(demo, answers), strict=True)
+        graded = [(float(not verdict.promised), right) for verdict, right in _graded(demo, answers)]
         console.print(f"Effect: {Effect.of(graded, lambda withheld: withheld == 0)}.")
 
 
 def picture(path: Path, demo: Demo, answers: Sequence[AIMessage]) -> None:
     """Risk against coverage of the drafts that the first calibration decides about, on held-out questions."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    graded = _graded(demo, answers)
     draw_risk_coverage(
         path,
-        [_verdict(message).uncertainty for message in answers],
-        _graded(demo, answers),
+        [verdict.uncertainty for verdict, _ in graded],
+        [right for _, right in graded],
         calibration=demo.calibration,
         label=demo.calibration.binding.estimator if demo.calibration.binding else "uncertainty",
         title="Error rate among the answered",
     )
 
 
-def _graded(demo: Demo, answers: Sequence[AIMessage]) -> list[bool]:
-    """Whether each draft is right, of the first stage where there are two."""
-    verdicts = map(_verdict, answers)
+def _graded(demo: Demo, answers: Sequence[AIMessage]) -> list[tuple[Verdict, bool]]:
+    """Each draft that does not decline, and whether it is right; of the first stage where there are two."""
+    drafts = [(question, _verdict(message)) for question, message in zip(demo.held_out, answers, strict=True)]
     return [
-        demo.grader(verdict.draft or verdict.text, question.answers, question=question.question)
-        for question, verdict in zip(demo.held_out, verdicts, strict=True)
+        (verdict, demo.grader(text, question.answers, question=question.question))
+        for question, verdict in drafts
+        if not abstains(text := verdict.draft or verdict.text)
     ]
 
 
