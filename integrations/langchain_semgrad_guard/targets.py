@@ -110,7 +110,11 @@ def reply_of(answer: Any) -> Reply[AIMessage]:
     message = message.model_copy(update={"id": None, "name": None})  # they belong to the run that delivers
     recorded, calls = convert.stage_verdict(message), convert.calls_of(message)
     if recorded is None:
-        return Reply(external(convert.message_text(message), tool_calls=calls), message)
+        used = message.usage_metadata
+        counts: dict[str, Any] = (
+            {} if used is None else {"prompt_tokens": used["input_tokens"], "answer_tokens": used["output_tokens"]}
+        )
+        return Reply(external(convert.message_text(message), tool_calls=calls, **counts), message)
     return Reply(recorded.revised(tool_calls=calls), message)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import RunnableLambda
 
@@ -54,6 +55,14 @@ def test_the_verdict_and_the_tokens_are_those_of_both(chat: ChatSemGrad, larger:
     assert (verdict.action, verdict.uncertainty) == ("escalate", get_verdict(second.invoke(QUESTION)).uncertainty)  # type: ignore[union-attr]
     used = [one.invoke(QUESTION).usage_metadata for one in (chat, second)]
     assert message.usage_metadata["output_tokens"] == sum(one["output_tokens"] for one in used if one)  # type: ignore[index]
+
+
+def test_a_targets_own_count_of_tokens_is_kept() -> None:
+    used: Any = {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10}
+    target = RunnableLambda(lambda _: AIMessage(SURE, usage_metadata=used))
+    verdict = get_verdict(GuardedChatModel(Scripted(), router(target)).invoke(QUESTION))
+    assert verdict is not None
+    assert (verdict.details.prompt_tokens, verdict.details.answer_tokens) == (7, 3)
 
 
 def test_a_guarded_target_decides_by_itself(chat: ChatSemGrad, route: Route) -> None:
