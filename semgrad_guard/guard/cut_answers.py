@@ -1,6 +1,6 @@
 """Answers that a limit cut off (`max_tokens`): which of them have a score.
 
-One that ends within its first sentence is hardly ever right, and often looks sure: copied passages, beginnings. So it
+One that ends within its first sentence is seldom right, and often looks sure: copied passages, beginnings. So it
 has no score, by default; with "abstain" no answer that was cut off has one. Which rule holds is decided before labels
 are seen, and bound to the calibration (`Binding.on_cut`): one that was made before these rules scored all of them
 ("score"), and still does. By sentence, the sentence that was cut off is the one without a score.
