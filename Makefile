@@ -164,7 +164,7 @@ WHERE_BUILT = @if $(MAKE) --no-print-directory $(1)/.installed; then $(2); else 
 $(RAY)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(RAY)
 	$(RAY)/bin/pip install --quiet -c constraints.txt torch==2.13.0
-	$(RAY)/bin/pip install --quiet -c constraints.txt -e '.[ray,langchain,llama-index,eval]' 'pytest>=8.4' 'pytest-asyncio>=1.1' 'hypothesis>=6.130'
+	$(RAY)/bin/pip install --quiet -c constraints.txt -e '.[ray,langchain,llama-index,eval]' grpcio 'pytest>=8.4' 'pytest-asyncio>=1.1' 'hypothesis>=6.130'
 	touch $@
 
 check-ray:  ## Ray Data on a cluster of one: the single process's numbers, data beyond the memory (minutes; environment of its own)

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from passes import evidence_by, passes_of, shared
 
-from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
+from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy, Router
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.writing import BatchRequest
 from semgrad_guard.engine.interruption import Stop, stopping
@@ -47,6 +47,7 @@ def found(folder: str, dtype: str) -> dict[str, object]:
     passes_of_scores = len(passes)
     after = served.generate_batch(QUESTIONS, LONG)
     text = theirs[0].text
+    live = Guard(served, Router(Policy(threshold=1e9), mode="annotate"), options=LONG)
     return {
         "shared": [shared(served._model, served._engine.runner.model), len(list(served._model.parameters()))],
         "end_tokens": [served._end_tokens, own._end_tokens],
@@ -76,7 +77,7 @@ def found(folder: str, dtype: str) -> dict[str, object]:
         "half_apart": half_apart(served, own) if dtype == "bfloat16" else [],
         "refused": refused(served),
         "rng_untouched": torch.equal(state, torch.random.get_rng_state()),
-        "stream": [text, "".join(served.stream(QUESTIONS[0], LONG))],
+        "stream": [text, "".join(live.stream(QUESTIONS[0]))],
         "stopped": stopped(served, text),
         "sampled": sampled(served),
         "cancelled": cancelled(served),
@@ -119,11 +120,11 @@ def sentences(served: LanguageModel, own: LanguageModel) -> list[list[list[float
 def sentence_stream(served: LanguageModel) -> dict[str, Any]:
     """A stream whose sentences leave as they end, and the same where the least certain one ends the answer."""
     options = GenerationOptions(max_tokens=60)
-    guard = Guard(served, Policy(threshold=1e9), by="sentence", options=options)
+    guard = Guard(served, Policy(threshold=1e9, on_cut="score"), by="sentence", options=options)
     whole, stream = guard(PARAGRAPH), guard.stream(PARAGRAPH)
     pieces = [(piece, len(stream.sentences)) for piece in stream]
     scores = [[one.uncertainty or 0.0 for one in verdict.sentences] for verdict in (whole, stream.verdict)]
-    strict = Guard(served, Policy(threshold=max(scores[0]) * 0.999), by="sentence", options=options)
+    strict = Guard(served, Policy(threshold=max(scores[0]) * 0.999, on_cut="score"), by="sentence", options=options)
     stopped, left = strict(PARAGRAPH), strict.stream(PARAGRAPH)
     return {
         "pieces": pieces,
@@ -202,7 +203,7 @@ def cancelled(served: VLLMLanguageModel) -> dict[str, object]:
 
 def guarded(served: LanguageModel, own: LanguageModel) -> dict[str, object]:
     """A guard around it, and calibrations of one engine at the other."""
-    verdicts = [Guard(served, Policy(threshold=threshold))(QUESTIONS[0]) for threshold in (1e9, -1.0)]
+    verdicts = [Guard(served, Policy(threshold=threshold, on_cut="score"))(QUESTIONS[0]) for threshold in (1e9, -1.0)]
     mine, theirs = (Answerer(model, HybridGrad()).binding() for model in (own, served))
     refused = []
     for one, other in ((mine, theirs), (theirs, mine)):

@@ -118,7 +118,7 @@ def test_a_calibration_is_one_engines(folder: Path, tmp_path: Path) -> None:
     rows = [{"question": question, "answers": [text]} for question, text in zip(questions, texts, strict=True)]
     data.write_text("\n".join(map(json.dumps, rows)))
     options = ("--model", folder, "--max-tokens", 6, "--dtype", "float32")
-    calibrate = ("calibrate", "--data", data, "--alpha", 0.9, *options, "--quiet", "--output")
+    calibrate = ("calibrate", "--data", data, "--alpha", 0.9, "--on-cut", "score", *options, "--quiet", "--output")
     run = done(*calibrate, calibration, *ENGINE[:2])
     assert run.returncode == 0, run.stdout + run.stderr
     gate = ("gate", "--data", data, *options, "--calibration", calibration, "--band", band, "--record")
