@@ -47,7 +47,6 @@ def found(folder: str, dtype: str) -> dict[str, object]:
     passes_of_scores = len(passes)
     after = served.generate_batch(QUESTIONS, LONG)
     text = theirs[0].text
-    live = Guard(served, Router(Policy(threshold=1e9), mode="annotate"), options=LONG)
     return {
         "shared": [shared(served._model, served._engine.runner.model), len(list(served._model.parameters()))],
         "end_tokens": [served._end_tokens, own._end_tokens],
@@ -77,7 +76,7 @@ def found(folder: str, dtype: str) -> dict[str, object]:
         "half_apart": half_apart(served, own) if dtype == "bfloat16" else [],
         "refused": refused(served),
         "rng_untouched": torch.equal(state, torch.random.get_rng_state()),
-        "stream": [text, "".join(live.stream(QUESTIONS[0]))],
+        "stream": [text, "".join(live(served, LONG).stream(QUESTIONS[0]))],
         "stopped": stopped(served, text),
         "sampled": sampled(served),
         "cancelled": cancelled(served),
@@ -184,9 +183,14 @@ def sampled(served: LanguageModel) -> list[str]:
     return [served.generate(QUESTIONS[0], choice).text for choice in options]
 
 
+def live(served: LanguageModel, options: GenerationOptions) -> Guard:
+    """A guard whose streams are live."""
+    return Guard(served, Router(Policy(threshold=1e9), mode="annotate"), options=options)
+
+
 def cancelled(served: VLLMLanguageModel) -> dict[str, object]:
     """A stream that is left stops the engine; a call that is cancelled reports it."""
-    stream = served.stream(QUESTIONS[0], GenerationOptions(max_tokens=200))
+    stream = live(served, GenerationOptions(max_tokens=200)).stream(QUESTIONS[0])
     next(iter(stream))
     stream.close()
     served.generate("hello", GenerationOptions(max_tokens=1))  # its turn comes when the stream has let go
