@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from itertools import product
+from typing import Any, get_args
 
 from torch import nn
 
 from semgrad_guard.engine.answers.answer import BatchScoring, Evidence, Generation
 from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.engine.scores.scorer import Kind
 
 
 def passes_of(scorer: Any) -> list[int]:
@@ -19,7 +21,8 @@ def passes_of(scorer: Any) -> list[int]:
     """
     scorer.exactness()  # the self-check has passes of its own
     passes, state = list[int](), scorer._current()
-    state.verified.update(dict.fromkeys(("gradient", "context", "forward"), sys.maxsize))
+    kinds = product(get_args(Kind), range(len(state.twin.layers) + 1))
+    state.verified.update(dict.fromkeys(kinds, sys.maxsize))
     state.twin.layers[0].self_attn.register_forward_pre_hook(lambda *_: passes.append(1))
     return passes
 
