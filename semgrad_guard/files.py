@@ -1,5 +1,5 @@
 """Files: written whole or not at all, where only a regular file can be, readable for their owner; JSON without names
-that occur twice; and a user's folders.
+that occur twice; tables of the package; and a user's folders.
 
 | | Linux and others | macOS | Windows |
 | --- | --- | --- | --- |
@@ -14,8 +14,10 @@ import os
 import secrets
 import stat
 import sys
+import tomllib
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,11 @@ def atomic_write(path: Path, content: str | bytes | Callable[[Path], object], *,
     except (OSError, RuntimeError, ValueError) as error:  # Python 3.11 calls links that go round a RuntimeError
         raise cannot_write(path, error) from error
     return path
+
+
+def table_of(package: str, name: str) -> dict[str, Any]:
+    """A TOML file that a package brings with it."""
+    return tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
 def make_private(path: Path) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
+
+from semgrad_guard.files import table_of
 
 _APART = re.compile(
     r"(?<=[.!?])\s+|\n+|[;:]\s*|\s+[-–—]\s+|,?\s+(?:but|however|yet)\b,?\s*|"
@@ -54,7 +54,7 @@ def _begin_with(own: tuple[str, ...], text: str) -> bool:
 @cache
 def _wordings() -> Mapping[str, re.Pattern[str]]:
     """How clauses begin that give no answer, open such a one, or are an aside."""
-    data = tomllib.loads(files("semgrad_guard.grading").joinpath("refusals.toml").read_text(encoding="utf-8"))
+    data = table_of("semgrad_guard.grading", "refusals.toml")
     words: dict[str, str] = {}
 
     def filled(pattern: str) -> str:

@@ -9,22 +9,19 @@ words that it mentions, it tells by English phrases.
 from __future__ import annotations
 
 import re
-import tomllib
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
 from typing import Literal
 
 from semgrad_guard.calibration.binding import GRADER_VERSIONS
 from semgrad_guard.engine.words import normalise, with_points
+from semgrad_guard.files import table_of
 from semgrad_guard.grading.abstention import abstains
 from semgrad_guard.grading.grader import AnswerToGrade, WordGrader
 
-_ENGLISH: dict[str, dict[str, str]] = tomllib.loads(
-    files("semgrad_guard.grading").joinpath("contains.toml").read_text(encoding="utf-8")
-)
+_ENGLISH: dict[str, dict[str, str]] = table_of("semgrad_guard.grading", "contains.toml")
 
 
 def _words_in(name: str) -> list[str]:

@@ -6,11 +6,10 @@ Models", ICML 2026; Tables 1, 3 and 5.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
-from importlib.resources import files
 from typing import Any, cast
 
+from semgrad_guard.files import table_of
 from semgrad_guard.questions.job_record import flat
 
 Settings = Mapping[str, Any]
@@ -18,9 +17,7 @@ Settings = Mapping[str, Any]
 OURS = "HybridGrad"
 """The method that everything is compared with."""
 
-_TABLES: Mapping[str, Any] = tomllib.loads(
-    files("semgrad_guard.paper").joinpath("published.toml").read_text(encoding="utf-8")
-)
+_TABLES: Mapping[str, Any] = table_of("semgrad_guard.paper", "published.toml")
 _AVERAGES: Mapping[str, tuple[float, float]] = _TABLES["averages"]
 METHODS = tuple(_AVERAGES)
 """In the order of the paper's tables: eleven rivals, then its own three."""

@@ -11,14 +11,12 @@ import io
 import json
 import re
 import tokenize
-import tomllib
 from collections.abc import Iterable
-from importlib.resources import files
 from typing import Any, cast
 
-KNOWN: dict[str, Any] = tomllib.loads(
-    files("semgrad_guard.questions").joinpath("known.toml").read_text(encoding="utf-8")
-)
+from semgrad_guard.files import table_of
+
+KNOWN: dict[str, Any] = table_of("semgrad_guard.questions", "known.toml")
 """The names and words of well-known data."""
 PLACEHOLDERS = frozenset(KNOWN["cells"]["missing"])
 NO_ANSWER = frozenset(KNOWN["cells"]["no_answer"])
