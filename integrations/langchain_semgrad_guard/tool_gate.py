@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from langchain_semgrad_guard.decisions import require_rule, settings_of, uncertainty_of
 from langchain_semgrad_guard.messages import get_verdict
 from semgrad_guard import METADATA_KEY, Calibration, ToolCall, Verdict
-from semgrad_guard.adapters.calls import BLOCKED_WORDS, calibrate_calls, call_score, judged_call, require_call_rule
+from semgrad_guard.adapters.calls import BLOCKED_WORDS, calibrate_calls, judged_call, require_call_rule, score_under
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import DecisionSink, Steps, Work, adrive, drive
 
@@ -122,10 +122,7 @@ class ToolGate(AgentMiddleware[Any, Any, Any]):
         """The uncertainty of the tokens that spell a call; None where it was changed since, or was never scored."""
         for message in reversed(messages):
             if isinstance(message, AIMessage) and any(own["id"] == call.id for own in message.tool_calls):
-                uncertainty, bound = call_score(get_verdict(message), call)
-                if bound is not None and self.rule.binding is not None:
-                    self.rule.binding.require(bound)
-                return uncertainty
+                return score_under(self.rule, get_verdict(message), call)
         return None
 
     def _blocked(self, request: ToolCallRequest) -> ToolMessage:
@@ -167,8 +164,8 @@ def calibrate_tool_calls(
         InputError: a call has no label, or no run has a call.
         CalibrationError: the calls were scored in different ways.
     """
-    how: Any = {"alpha": alpha, "delta": delta, "tries": tries}
-    return calibrate_calls(((_calls(messages), labels) for messages, labels in runs), trusted=trusted, **how)
+    labelled = ((_calls(messages), labels) for messages, labels in runs)
+    return calibrate_calls(labelled, trusted=trusted, alpha=alpha, delta=delta, tries=tries)
 
 
 def _calls(messages: Sequence[BaseMessage]) -> Iterator[tuple[Verdict | None, ToolCall]]:

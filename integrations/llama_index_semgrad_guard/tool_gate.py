@@ -18,7 +18,7 @@ from llama_index.core.tools import AsyncBaseTool, BaseTool, FunctionTool, ToolOu
 
 from llama_index_semgrad_guard.records import decided_of
 from semgrad_guard import Calibration, ToolCall, Verdict
-from semgrad_guard.adapters.calls import BLOCKED_WORDS, calibrate_calls, call_score, judged_call, require_call_rule
+from semgrad_guard.adapters.calls import BLOCKED_WORDS, calibrate_calls, judged_call, require_call_rule, score_under
 from semgrad_guard.errors import UnenforcedPolicyError
 from semgrad_guard.guard import DecisionSink, Steps, Work, adrive, drive
 
@@ -155,20 +155,18 @@ class ToolGate:
         if (turn := _turn.get()) is None:
             raise UnenforcedPolicyError("a gated tool runs in a turn alone: run the agent in `with gate.turn():`")
         own = turn.written(call)
-        if call.name not in self.trusted:
-            passes = not turn.is_closed(call.name) and (yield from self._judged(call, own))
-            if not passes:
-                turn.block(call.name, own)
-                return self._blocked(call)
+        if not (yield from self._lets_through(call, own, turn)):
+            turn.block(call.name, own)
+            return self._blocked(call)
         output: ToolOutput = yield run
         if not output.is_error:
             turn.succeed(own)
         return output
 
-    def _judged(self, call: ToolCall, own: Written | None) -> Steps[bool]:
-        uncertainty, bound = call_score(None if own is None else own.verdict, call)
-        if bound is not None and self.rule.binding is not None:
-            self.rule.binding.require(bound)
+    def _lets_through(self, call: ToolCall, own: Written | None, turn: Turn) -> Steps[bool]:
+        if call.name in self.trusted or turn.is_closed(call.name):
+            return call.name in self.trusted
+        uncertainty = score_under(self.rule, None if own is None else own.verdict, call)
         return (yield from judged_call(self.rule, call, uncertainty, self.log))
 
     def _blocked(self, call: ToolCall) -> ToolOutput:
@@ -205,8 +203,8 @@ def calibrate_tool_calls(
         InputError: a call has no label, or no run has a call.
         CalibrationError: the calls were scored in different ways.
     """
-    how: Any = {"alpha": alpha, "delta": delta, "tries": tries}
-    return calibrate_calls(((_calls(events), labels) for events, labels in runs), trusted=trusted, **how)
+    labelled = ((_calls(events), labels) for events, labels in runs)
+    return calibrate_calls(labelled, trusted=trusted, alpha=alpha, delta=delta, tries=tries)
 
 
 def _calls(events: Sequence[Any]) -> Iterator[tuple[Verdict | None, ToolCall]]:

@@ -330,6 +330,18 @@ def call_score(verdict: Verdict | None, call: ToolCall) -> tuple[float | None, B
     return max(scores), own.model_copy(update={"settings": {**(own.settings or {}), **_UNIT}})
 
 
+def score_under(rule: Calibration, verdict: Verdict | None, call: ToolCall) -> float | None:
+    """The uncertainty of a call for a gate with this rule; None where the call was not written so, or has no score.
+
+    Raises:
+        BindingMismatchError: it was scored in another way than the calls of the calibration.
+    """
+    uncertainty, bound = call_score(verdict, call)
+    if bound is not None and rule.binding is not None:
+        rule.binding.require(bound)
+    return uncertainty
+
+
 def require_call_rule(rule: Calibration) -> Calibration:
     """The rule, which is about the tokens of tool calls.
 
