@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from semgrad_guard.calibration import Binding
 from semgrad_guard.calibration.call_options import call_options
@@ -30,6 +30,8 @@ from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, OnCut, OnDoubt
 
 if TYPE_CHECKING:
     from semgrad_guard.server.remote import RemoteServer
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,19 @@ class ModelWriter:
         return self.model.render(conversation).form
 
 
+async def _gathered(
+    url: str, work: Callable[[RemoteServer], Iterable[Awaitable[T]]], *, nan_as_null: bool = False
+) -> list[T]:
+    """The results of work with the server at `url`, all of it at once; its connections are closed behind it."""
+    from semgrad_guard.server.remote import RemoteServer
+
+    server = RemoteServer(url, api_key=os.environ.get(UPSTREAM_KEY), nan_as_null=nan_as_null)
+    try:
+        return list(await asyncio.gather(*work(server)))
+    finally:
+        await server.close()
+
+
 def asking(url: str, model: str) -> Callable[[Sequence[str]], list[str]]:
     """Prompts to replies, by this model of the server at `url`, greedily.
 
@@ -85,21 +100,13 @@ def asking(url: str, model: str) -> Callable[[Sequence[str]], list[str]]:
 
     RemoteServer(url)
 
-    async def replies(prompts: Sequence[str]) -> list[str]:
-        server = RemoteServer(url, api_key=os.environ.get(UPSTREAM_KEY))
+    async def reply(server: RemoteServer, prompt: str) -> str:
+        turns = [{"role": "user", "content": prompt}]
+        body = {"model": model, "messages": turns, "temperature": 0.0, "stream": False}
+        (found,) = answers_in(await server.chat(body), 1)
+        return found.text
 
-        async def reply(prompt: str) -> str:
-            turns = [{"role": "user", "content": prompt}]
-            body = {"model": model, "messages": turns, "temperature": 0.0, "stream": False}
-            (found,) = answers_in(await server.chat(body), 1)
-            return found.text
-
-        try:
-            return list(await asyncio.gather(*map(reply, prompts)))
-        finally:
-            await server.close()
-
-    return lambda prompts: asyncio.run(replies(prompts))
+    return lambda prompts: asyncio.run(_gathered(url, lambda server: (reply(server, prompt) for prompt in prompts)))
 
 
 @dataclass(frozen=True)
@@ -142,7 +149,10 @@ class ServerWriter:
         settings |= {} if self.scorer.by_sentence is None else {"by": "sentence"}
 
         def answer(batch: Sequence[Question], _: int) -> list[Answer]:
-            return asyncio.run(self._answered(batch))
+            answering = _gathered(
+                self.url, lambda server: (self._answer(server, one) for one in batch), nan_as_null=True
+            )
+            return asyncio.run(answering)
 
         with (
             kept_on_interrupt("Answering", f"answers are kept in {path}") as tell,
@@ -161,15 +171,6 @@ class ServerWriter:
     def form(self, conversation: Sequence[Message]) -> PromptForm | None:
         """The form of a prompt."""
         return prompt_of(conversation)
-
-    async def _answered(self, batch: Sequence[Question]) -> list[Answer]:
-        from semgrad_guard.server.remote import RemoteServer
-
-        server = RemoteServer(self.url, api_key=os.environ.get(UPSTREAM_KEY), nan_as_null=True)
-        try:
-            return list(await asyncio.gather(*(self._answer(server, question) for question in batch)))
-        finally:
-            await server.close()
 
     async def _answer(self, server: RemoteServer, question: Question) -> Answer:
         from semgrad_guard.server.remote import answers_in
