@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.flow import TargetReply as TargetReply
     from semgrad_guard.guard.flow import answered as answered
     from semgrad_guard.guard.flow import answers as answers
-    from semgrad_guard.guard.flow import concluded as concluded
     from semgrad_guard.guard.flow import one as one
     from semgrad_guard.guard.guard import Guard as Guard
     from semgrad_guard.guard.parts import Structure as Structure
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.policy import withholds as withholds
     from semgrad_guard.guard.promise import Promise as Promise
     from semgrad_guard.guard.promise import combined_promise as combined_promise
-    from semgrad_guard.guard.promise import promise_along as promise_along
     from semgrad_guard.guard.promise import require_sequel as require_sequel
     from semgrad_guard.guard.promise import split_delta as split_delta
     from semgrad_guard.guard.question import Question as Question

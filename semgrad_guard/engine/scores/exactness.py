@@ -336,7 +336,6 @@ def wide_copy(model: nn.Module, wider: torch.dtype) -> Twin:
     kind in the lower and in the upper half represents the rest, which hand on their input; and linear maps with
     quantized weights are replaced by plain ones of their shape with random weights.
     """
-
     twin, generator = Twin(model), torch.Generator().manual_seed(0)
     size = sum(weight.numel() for weight in twin.model.parameters()) * wider.itemsize
     represented = [twin.layers[place] for place in (_represented(twin.layers) if size > _ALL_BYTES else ())]
