@@ -350,7 +350,9 @@ class Scorer:
     def _is_due(self, length: int, kind: tuple[Kind, int]) -> bool:
         """Whether a text has to be verified: the first, one twice as long, one beyond a limit for the first time."""
         known = self._current().verified.get(kind, 0)
-        return not known or length >= 2 * known or any(known <= limit < length for limit in self._limits)
+        if known >= length:  # as most are: the configuration need not be read
+            return False
+        return length >= 2 * known or any(known <= limit < length for limit in self._limits)
 
     @property
     def _limits(self) -> list[int]:
