@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import special
 from simulations import WITHIN, arguments, when_and_where
 
 from semgrad_guard.calibration import confidence, gates, planning
@@ -50,7 +50,7 @@ class Normal:
 
     @property
     def shift(self) -> float:
-        return float(stats.norm.ppf(self.auroc)) * math.sqrt(2)
+        return float(special.ndtri(self.auroc)) * math.sqrt(2)
 
     def draw(self, rng: np.random.Generator, n: int) -> tuple[Floats, NDArray[np.bool_]]:
         wrong = rng.random(n) < self.base
