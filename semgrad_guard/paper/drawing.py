@@ -1,14 +1,12 @@
 """How figures look, and their two ways out: a picture file, or SVG in a page that follows its light or dark colours.
 
 Lines differ by marker and dash as well as by colour (Okabe and Ito's palette for colour-blind readers), so that a black
-and white print can be read. matplotlib (extra `eval`) is imported when a figure is drawn. Segments of a response are
-shaded by how uncertain they are.
+and white print can be read. matplotlib (extra `eval`) is imported when a figure is drawn.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import re
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -230,21 +228,3 @@ def _draw_promise(axes: Any, calibration: Calibration, *, risk: float, top: floa
         zorder=7,
         bbox={"boxstyle": "square,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.7},
     )
-
-
-Claim = tuple[str, float | None]
-"""A segment's text and its uncertainty."""
-
-
-def shades(uncertainties: Sequence[float | None]) -> list[float | None]:
-    """How dark each segment is among those of its text, in [0, 1]: 0 the most certain, 1 the least.
-
-    Scores span decades, so the scale is that of their logarithms. Segments that are all alike are all 0; None stays
-    None. A shade compares a text's segments with each other; it cannot be compared with those of another text.
-    """
-    logs = [None if u is None or not math.isfinite(u) else math.log(max(u, 1e-300)) for u in uncertainties]
-    known = [value for value in logs if value is not None]
-    low, high = (min(known), max(known)) if known else (0.0, 0.0)
-    if high - low < 1e-9:
-        return [None if value is None else 0.0 for value in logs]
-    return [None if value is None else (value - low) / (high - low) for value in logs]

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.questions.data import Question
@@ -83,10 +83,6 @@ class Phrasing:
                 return None
 
         return [form(row) for row in rows]
-
-    def settings(self) -> dict[str, Any]:
-        """Plain JSON, for the record of texts that were scored in this way."""
-        return {"system": self.system, "wording": self.wording, "prompt": self.prompt}
 
     def _worded(self, row: Question) -> str:
         if self.prompt is None:

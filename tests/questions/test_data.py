@@ -41,18 +41,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
     assert found.problems == found.duplicates == ()
 
 
-def test_a_line_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
-    assert "line 2 is nested too deeply" in problem(tmp_path, "[" * 100_000)
-
-
-def test_bytes_that_are_not_utf8_break_only_their_line(tmp_path: Path) -> None:
-    path = tmp_path / "q.jsonl"
-    path.write_bytes(b'{"question": "caf\xe9", "answers": ["a"]}\n' + GOOD.encode())
-    found = read_questions(path)
-    assert [row.question for row in found.rows] == ["Who wrote Emma?"]
-    assert "line 1 is not UTF-8 text (byte 18 of the line)" in str(found.problems[0])
-
-
 def test_responses_are_needed_to_score(tmp_path: Path) -> None:
     assert "has no response to score" in problem(tmp_path, OTHER, needs="response")
     assert "has no response to score" in problem(tmp_path, OTHER.replace("}", ', "response": " "}'), needs="response")

@@ -112,8 +112,3 @@ def test_a_folder_of_files(tmp_path: Path) -> None:
     assert [(row.question, row.kind) for row in found.rows] == [("1?", "plain"), ("2?", "history")]
     assert f"{tmp_path / 'kind=history' / 'c.jsonl'}, line 2 is not valid JSON" in str(found.problems[0])
     assert f"line 1 repeats {tmp_path / 'a.csv'}, row 2 and" in found.duplicates[0]
-
-
-def test_a_folder_without_data(tmp_path: Path) -> None:
-    with pytest.raises(DataFileError, match="a folder without a data file"):
-        read_questions(tmp_path)
