@@ -7,7 +7,6 @@ takes one pair of marks for a whole engine, and counts from the opening mark.)
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextvars import Context
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,10 +18,8 @@ from torch import nn
 from semgrad_guard.engine.answers.options import force
 from semgrad_guard.engine.answers.writing import BatchRequest, Writer, WrittenAnswer
 from semgrad_guard.engine.objective import LogitTransform, Objective
-from semgrad_guard.engine.replay.memory import FRUGAL
-from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Survey, Tape, left_of
+from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape, left_of
 from semgrad_guard.engine.replay.twin import Place
-from semgrad_guard.engine.scores.head import surveyed_step
 from semgrad_guard.engine.scores.observed import observed_layer
 from semgrad_guard.engine.scores.scorer import Scorer
 from semgrad_guard.vllm.paged_cache import PagedCache
@@ -87,8 +84,8 @@ class Listener:
         self._tables: Any = None
         self._rows = WeakKeyDictionary[VLLMAnswer, int]()
         self._pages: PagedCache | None = None
-        self._survey: Survey | None = None
-        """None where the output of vLLM's head is of no use to a score: it comes after a transform."""
+        self._transforms = False
+        """Whether the output of vLLM's head is of no use to a score: it comes after a transform."""
         runner.input_batch.logitsprocs.non_argmax_invariant.append(self)
         runner.input_batch.logitsprocs_need_output_token_ids = True
 
@@ -99,10 +96,7 @@ class Listener:
             return
         runner, layers = self.runner, self.runner.model.model.layers
         self._scorer = scorer
-        if scorer.architecture.transform == LogitTransform():
-            # Under no stop: in the middle of a pass one answer's end must not be that of all.
-            survey = partial(surveyed_step, head=scorer.twin.head, transform=LogitTransform())
-            self._survey = partial(Context().run, survey)
+        self._transforms = scorer.architecture.transform != LogitTransform()
         attentions = [block.self_attn.attn for block in layers[self._layer :]]
         if all(attention.attn_backend.get_name() == "CPU_ATTN" for attention in attentions):  # no other one was tried
             self._pages = PagedCache.of(attentions, self._layer)
@@ -225,12 +219,9 @@ class Listener:
 
     def _recorder(self, answers: Sequence[VLLMAnswer]) -> Recorder:
         """One more of some answers, with what the others leave of the budgets."""
-        if answers[0].gradients:
-            held = {recorder for answer in self.answers.values() for recorder, _ in answer.passes}
-            left = left_of(self._scorer.memory, held)
-            made = Recorder(self._layer, memory=left if self._survey else replace(left, logits=0))
-        else:
-            made = Recorder(self._layer, memory=FRUGAL, survey=self._survey)
+        held = {recorder for answer in self.answers.values() for recorder, _ in answer.passes}
+        left = left_of(self._scorer.memory, held)
+        made = Recorder(self._layer, memory=replace(left, logits=0) if self._transforms else left)
         for row, answer in enumerate(answers):
             answer.passes.append((made, row))
         return made

@@ -64,7 +64,7 @@ def test_rounded_logits_give_the_entropies_of_exact_ones(
     ways = {"kept": {"raw": list(kept)}, "computed once": {"kept_bytes": 1 << 30}, "computed twice": {}}
     for name, options in ways.items():
         found = Logits(states, targets, head, transform=PLAIN, **options)
-        distribution, aims, _ = found.survey()
+        distribution, aims = found.survey()
         assert worst(distribution.entropies, entropies) < min(1e-3, limit), name
         assert worst(distribution.log_probs(aims), log_probs) < 2e-3, name
         whole = torch.cat([torch.cat([z for _, z in found.block(some)]) for some in found.columns()], dim=1)

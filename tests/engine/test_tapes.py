@@ -177,10 +177,10 @@ def test_a_frugal_replay_holds_a_fraction_and_puts_the_layers_back() -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3])
-def test_observing_takes_no_pass_and_beyond_the_budget_each_step_is_surveyed(
+def test_observing_takes_no_pass_within_the_budget_and_beyond_it(
     make_language_model: Callable[..., LanguageModel], kept: int
 ) -> None:
-    """The head is read once, while writing: no output of it is kept, and the numbers are the same."""
+    """Where its output was not kept, the head is read again from the states before it: the numbers are the same."""
     model = make_language_model()
     model.memory = Memory(logits=kept * model._scorer.vocabulary * 4)
     generation = model.generate("What is tea?", replace(LONG, max_tokens=9), objective=OBSERVING)

@@ -92,13 +92,12 @@ def observed(served: LanguageModel, own: LanguageModel) -> dict[str, object]:
     count = len(passes)
     theirs = own.generate_batch([*QUESTIONS, QUESTIONS[0] * 3], GenerationOptions(max_tokens=9))
     without = served.generate_batch([*QUESTIONS, QUESTIONS[0] * 3], GenerationOptions(max_tokens=9), objective=PLAIN)
-    before, tape = len(passes), cast("Any", without[0].evidence.scoring.tape(0))
-    surveyed = [told_of(answer) for answer in without]
+    before = len(passes)
+    plain = [told_of(answer) for answer in without]
     return {
         "told": found,
         "own": [told_of(answer) for answer in theirs],
-        "surveyed": [bool(one.surveys) for one, _ in tape.passes],
-        "without": surveyed,
+        "without": plain,
         "passes": count + len(passes) - before,
     }
 

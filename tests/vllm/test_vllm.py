@@ -88,11 +88,9 @@ def test_in_half_precision_scores_are_close(found: Find, kind: str) -> None:
     assert apart[-1] < 0.1
 
 
-def test_observing_reads_vllms_own_passes(exact: dict[str, Any], request: pytest.FixtureRequest) -> None:
-    """Each step is surveyed, but where vLLM gives what comes after a transform (Gemma 2's soft cap)."""
+def test_observing_reads_vllms_own_passes(exact: dict[str, Any]) -> None:
     seen = exact["observed"]
     assert seen["passes"] == 0
-    assert set(seen["surveyed"]) == {"gemma2" not in request.node.name}
     for found in (seen["told"], seen["without"]):
         for observed, own in zip(found, seen["own"], strict=True):
             for mine, its in zip(observed, own, strict=True):

@@ -12,6 +12,7 @@ Why: docs/decisions.md#0146
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -325,7 +326,8 @@ class RunningBatch:
         """The recorder of the steps in which the rows are these; None where none of them is to be scored."""
         scored = [row for row in self._rows if row.scored]
         if self._recorder is None and scored:
-            self._recorder = scored[0].passes[0][0].of_steps(self._left())
+            memory = self._left() if self._objective.gradients else replace(self._left(), outputs=0)
+            self._recorder = Recorder(scored[0].passes[0][0].layer, memory=memory)
             for number, row in enumerate(self._rows):
                 if row.scored:
                     row.passes.append((self._recorder, number))

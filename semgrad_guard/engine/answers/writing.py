@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -28,7 +28,6 @@ from semgrad_guard.engine.prompts.prompt import Prompt, render
 from semgrad_guard.engine.prompts.responses import Codec, Reasoning, Thinking
 from semgrad_guard.engine.replay.memory import Memory
 from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape
-from semgrad_guard.engine.scores.head import surveyed_step
 from semgrad_guard.engine.scores.observed import observed_layer
 from semgrad_guard.engine.scores.scorer import Scorer
 from semgrad_guard.errors import UnsupportedModelError
@@ -241,9 +240,7 @@ class Writer(Codec):
             return None
         width = max(len(prompt.ids) for prompt in prompts)
         if not objective.gradients:
-            # Beyond the budget for its outputs, the head is not read again.
-            survey = partial(surveyed_step, head=self.scorer.twin.head, transform=known.transform)
-            return Recorder(observed_layer(n_layers), width - 1, memory=memory, survey=survey)
+            return Recorder(observed_layer(n_layers), width - 1, memory=replace(memory, outputs=0))
         try:
             layer = objective.span(n_layers)[0]
         except UnsupportedModelError:

@@ -17,7 +17,7 @@ class Memory:
     """Budgets in bytes. Beyond them scores cost time instead; they stay the same, but for roundings of half precision.
 
     `logits`: the head's outputs that writing keeps, and those kept between the two passes over the vocabulary; beyond
-    it they are computed again for gradients, and surveyed while writing for scores without one.
+    it they are computed again.
     `activations`: the states kept for a replay's backward pass; beyond it only every decoder layer's input is kept, and
     the layer is run once more (about a forward pass of the upper layers).
     `outputs`: the outputs of the upper layers' linear maps while writing; those beyond it are computed again.

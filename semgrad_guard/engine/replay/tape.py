@@ -6,7 +6,7 @@ A `Recorder` listens to passes over one batch of rows; a `Tape` is one row's par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -26,35 +26,25 @@ Span = tuple[int, int]
 KeysValues = tuple[torch.Tensor, torch.Tensor] | None
 """One layer's keys and values of one row [heads, positions, d]; None for a layer that text does not pass through."""
 
-Survey = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""A few numbers [batch, few] about one step, from the states before the head [batch, d] and its output [batch, V]."""
-
 
 class Recorder:
     """Keeps what passes over one batch of rows leave from column `start` on.
 
     That is h^(k), k = `layer`, the states before the head, the outputs of as many linear maps of the layers from k on
-    as `memory.outputs` hold, and the head's output as long as all of it stays within `memory.logits`. With a `survey`
-    the head's output leaves its survey alone, and linear maps nothing.
+    as `memory.outputs` hold, and the head's output as long as all of it stays within `memory.logits`.
     """
 
-    def __init__(self, layer: int, start: int = 0, *, memory: Memory = FRUGAL, survey: Survey | None = None) -> None:
+    def __init__(self, layer: int, start: int = 0, *, memory: Memory = FRUGAL) -> None:
         self.layer, self.start, self.columns = layer, start, 0
         self.finals: list[torch.Tensor] = []
         """The states before the head [batch, d], step by step."""
-        self.logits: list[torch.Tensor] | None = None if survey else []
+        self.logits: list[torch.Tensor] | None = []
         """The head's output [batch, V], step by step; None where not all of it was kept."""
-        self.surveys: list[torch.Tensor] = []
-        self._memory = replace(memory, outputs=0) if survey else memory
-        self._survey = survey
+        self._memory = memory
         self._hidden: list[torch.Tensor] = []
         self._outputs: dict[Place, list[torch.Tensor]] = {}
         self._left_out, self._output_bytes = set[Place](), 0
         self._shape, self._cut = torch.Size(), 0
-
-    def of_steps(self, memory: Memory) -> Recorder:
-        """One for later passes of the same rows, with budgets of its own."""
-        return Recorder(self.layer, memory=memory, survey=self._survey)
 
     @contextmanager
     def listening(self, twin: Twin) -> Iterator[None]:
@@ -100,9 +90,7 @@ class Recorder:
         """Take in the states before the head and its output [batch, columns, .] of one step; the last column counts."""
         final, raw = final[:, -1].detach().clone(), raw[:, -1].detach()
         self.finals.append(final)
-        if self._survey is not None:
-            self.surveys.append(self._survey(final, raw))
-        elif self.logits is not None and (len(self.logits) + 1) * raw.nbytes <= self._memory.logits:
+        if self.logits is not None and (len(self.logits) + 1) * raw.nbytes <= self._memory.logits:
             self.logits.append(raw.clone())
         else:
             self.logits = None
@@ -183,11 +171,8 @@ class Tape:
                     found.append((recorder, row, places))
         return found
 
-    def steps(self, kind: Literal["finals", "logits", "surveys"], begin: int, end: int) -> list[torch.Tensor] | None:
-        """The states before the head [d], its output [V] or the surveys [few] of positions [begin, end).
-
-        None where some were not kept.
-        """
+    def steps(self, kind: Literal["finals", "logits"], begin: int, end: int) -> list[torch.Tensor] | None:
+        """The states before the head [d], or its output [V], of positions [begin, end); None where some are missing."""
         found: list[torch.Tensor] = []
         place = self.predicting
         for recorder, row in self.passes:

@@ -73,7 +73,7 @@ def score_head(
         kept_bytes: logits up to this size are kept between the two passes over them instead of computed again.
     """
     logits = Logits(states, targets, head, transform=transform, raw=raw_logits, kept_bytes=kept_bytes)
-    distribution, aims, _ = logits.survey()
+    distribution, aims = logits.survey()
     weights = distribution.entropies if objective.weighted else torch.ones_like(aims)
     if objective.averages:
         weights = weights / torch.cat([weights.new_full((n,), float(n)) for n in lengths])
@@ -229,10 +229,10 @@ class Logits:
                 z[inside.nonzero()[:, 0], places[inside] - columns.start] = values[inside]
             yield tokens, self._transform(z)
 
-    def survey(self) -> tuple[Distribution, torch.Tensor, torch.Tensor]:
-        """The tokens' distributions, the logits of the targets [n], and the modes [n]."""
+    def survey(self) -> tuple[Distribution, torch.Tensor]:
+        """The tokens' distributions, and the logits of the targets [n]."""
         parts: list[Distribution] = []
-        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        aims: list[torch.Tensor] = []
         refined: list[tuple[torch.Tensor, torch.Tensor]] = []
         is_rounded = self._kept is not None and self._kept[0].dtype != self._states.dtype
         for begin in range(0, len(self._states), self._at_once):
@@ -248,20 +248,12 @@ class Logits:
             else:
                 modes = greatest(z, 1)
             logits = self._transform(z)
-            found.append((logits.gather(1, targets).squeeze(1), modes.squeeze(1)))
+            aims.append(logits.gather(1, targets).squeeze(1))
             parts.append(Distribution.of(logits, modes))
         if refined:
             places, values = map(torch.cat, zip(*refined, strict=True))
             self._refined = places, values
-        aims, every_mode = map(torch.cat, zip(*found, strict=True))
-        return Distribution.stacked(parts), aims, every_mode
-
-    def surveyed(self, surveys: torch.Tensor) -> tuple[Distribution, torch.Tensor]:
-        """`survey` from `surveyed_step` of each token's step [n, 4]: of the head, targets alone are read."""
-        peak, rest, moment, mode = surveys.unbind(1)
-        aims = self._transform(self._exact(self._states, self._targets[:, None])).squeeze(1)
-        aims = torch.where(self._targets == mode, peak, aims)  # so that a nearly certain token's 1 - p keeps its digits
-        return Distribution(peak, rest, moment), aims
+        return Distribution.stacked(parts), torch.cat(aims)
 
     def _raw(self, tokens: slice, columns: slice) -> torch.Tensor:
         """The head's output for some tokens and entries of the vocabulary, in float32, as a copy."""
@@ -286,18 +278,6 @@ class Logits:
         weights = self._head.weight.index_select(0, columns.flatten()).to(states.dtype)
         values = weights.view(*columns.shape, -1).mul_(states[:, None]).sum(2)
         return values if self._head.bias is None else values + self._head.bias[columns]
-
-
-def surveyed_step(
-    states: torch.Tensor, raw: torch.Tensor, head: nn.Linear, *, transform: LogitTransform
-) -> torch.Tensor:
-    """The arguments of `Logits.surveyed`, from the states [n, d] and the head's output [n, V], which need not be kept.
-
-    Peak, rest and moment of each row's distribution, and its mode [n, 4].
-    """
-    unknown = torch.zeros(len(raw), dtype=torch.long, device=raw.device)  # the targets are yet to be chosen
-    found, _, modes = Logits(states, unknown, head, transform=transform, raw=raw).survey()
-    return torch.stack([found.peak, found.rest, found.moment, modes.to(found.peak.dtype)], dim=1)
 
 
 @dataclass(frozen=True)

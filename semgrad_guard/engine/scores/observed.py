@@ -52,10 +52,10 @@ def observed_layer(n_layers: int) -> int:
 def observe(twin: Twin, row: Row, transform: LogitTransform, *, own: bool = False) -> Observation:
     """One row, whose tape holds the states before the head and h^(k) at its positions (`can_be_observed`)."""
     tape, begin, end = row.taped, row.begin - 1, row.end - 1
-    finals, surveys = torch.stack(tape.steps("finals", begin, end) or []), tape.steps("surveys", begin, end)
+    finals = torch.stack(tape.steps("finals", begin, end) or [])
     targets = torch.tensor(row.targets, device=finals.device)
     logits = Logits(finals, targets, twin.head, transform=transform, raw=tape.steps("logits", begin, end))
-    distribution, aims, *_ = logits.survey() if surveys is None else logits.surveyed(torch.stack(surveys))
+    distribution, aims = logits.survey()
     state = tape.hidden([(begin + own, end + own)]).double().mean(0)
     series = [distribution.log_probs(aims).double(), distribution.entropies.double(), state]
     if not all(bool(numbers.isfinite().all()) for numbers in series):
