@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole
@@ -12,10 +12,10 @@ from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine
 from llama_index.core.llms.llm import LLM
 from llama_index.core.workflow import Context, HumanResponseEvent, InputRequiredEvent
 
-from llama_index_semgrad_guard.records import Prompt, decided_of, text_of
+from llama_index_semgrad_guard.records import Prompt, decided_of, fields_of, text_of
 from semgrad_guard import Verdict
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Ask, Reply, Steps, Work, off_loop
+from semgrad_guard.guard import Ask, Reply, Steps, Work, external, off_loop
 
 _RESPONSES = (Response, AgentChatResponse, ChatResponse, CompletionResponse)
 
@@ -55,9 +55,22 @@ def _reply(answer: Any) -> Reply[Any]:
     if isinstance(answer, (str, Verdict)):
         return Reply(answer)
     if isinstance(answer, (*_RESPONSES, *_STREAMS)):
-        return Reply(decided_of(answer) or text_of(answer), answer)
+        return Reply(decided_of(answer) or external(text_of(answer), **_counts(answer)), answer)
     raise InputError(f"the escalation target returned a {type(answer).__name__}; expected a text or a response")
 
+
+def _counts(answer: Any) -> dict[str, Any]:
+    """An LLM's own counts of its tokens; LlamaIndex's integrations keep them in `raw` or among the further fields."""
+    if not isinstance(answer, ChatResponse | CompletionResponse):
+        return {}
+    further = cast("Mapping[str, Any]", answer.additional_kwargs)  # pyright: ignore[reportUnknownMemberType]
+    usage = fields_of(fields_of(answer.raw).get("usage")) or further
+    found = {ours: usage.get(theirs, usage.get(other)) for ours, theirs, other in _COUNTED}
+    return {name: count for name, count in found.items() if isinstance(count, int)}
+
+
+_COUNTED = (("prompt_tokens", "prompt_tokens", "input_tokens"), ("answer_tokens", "completion_tokens", "output_tokens"))
+"""Our name of a count, OpenAI's and Anthropic's."""
 
 _STREAMS = (StreamingResponse, AsyncStreamingResponse, StreamingAgentChatResponse)
 

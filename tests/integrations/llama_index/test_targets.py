@@ -1,0 +1,76 @@
+"""Escalation targets: their own counts of tokens, as LlamaIndex's integrations keep them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LLMMetadata
+from llama_index.core.llms.custom import CustomLLM
+from pydantic import BaseModel
+
+from llama_index_semgrad_guard import get_verdict
+from semgrad_guard import LanguageModel
+
+from .scripted import CANARY, scripted
+
+OPENAI = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+ANTHROPIC = {"input_tokens": 7, "output_tokens": 3}
+
+
+class Usage(BaseModel):
+    """A provider's own class."""
+
+    prompt_tokens: int = 7
+    completion_tokens: int = 3
+
+
+class Sent(BaseModel):
+    """A provider's response, as its client parses it."""
+
+    usage: Usage | None = None
+
+
+class Larger(CustomLLM):
+    """An LLM that reports its tokens in the place where one of LlamaIndex's integrations does."""
+
+    kept: dict[str, Any]
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata()
+
+    def complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:
+        return CompletionResponse(text="larger", **self.kept)
+
+    def chat(self, messages: Any, **_: Any) -> ChatResponse:
+        return ChatResponse(message=ChatMessage(role="assistant", content="larger"), **self.kept)
+
+    def stream_complete(self, prompt: str, formatted: bool = False, **_: Any) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("asks", ["complete", "chat"])
+@pytest.mark.parametrize(
+    ("kept", "counted"),
+    [
+        ({"raw": {"usage": OPENAI}}, True),
+        ({"raw": {"usage": ANTHROPIC}}, True),
+        ({"raw": Sent(usage=Usage())}, True),
+        ({"raw": Sent(), "additional_kwargs": OPENAI}, True),
+        ({"additional_kwargs": OPENAI}, True),
+        ({"raw": {"usage": None}}, False),
+        ({"raw": {"usage": {"prompt_tokens": None, "completion_tokens": "3"}}}, False),
+        ({}, False),
+    ],
+)
+def test_a_targets_own_count_of_tokens_is_kept(
+    wide: LanguageModel, kept: dict[str, Any], counted: bool, asks: str
+) -> None:
+    llm = scripted(wide, lambda _: (CANARY, 0.9), escalate_to=Larger(kept=kept))
+    response = llm.complete("q") if asks == "complete" else llm.chat([ChatMessage("q")])
+    verdict = get_verdict(response)
+    assert verdict is not None
+    assert verdict.text == "larger"
+    details = verdict.details
+    assert (details.prompt_tokens, details.answer_tokens) == ((7, 3) if counted else (None, None))
