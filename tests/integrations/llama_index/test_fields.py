@@ -85,9 +85,9 @@ def test_partial_objects_of_a_stream_never_show_a_withheld_value(
             pieces = streamed(guard, name, is_async=is_async)
         assert pieces[-1] == Leaf(colour=None, size=draft.size)
         assert {getattr(piece, "colour", None) for piece in pieces} == {None}
-        heard = "".join(ears.heard).translate(str.maketrans("", "", "'\"\\"))
-        assert f"size: {draft.size.value}" in heard  # type: ignore[union-attr]
-        assert f"colour: {draft.colour.value}" not in heard
+        events = "".join(ears.heard).translate(str.maketrans("", "", "'\"\\"))
+        assert f"size: {draft.size.value}" in events  # type: ignore[union-attr]
+        assert f"colour: {draft.colour.value}" not in events
 
 
 def streamed(llm: SemGradLLM, name: str, *, is_async: bool) -> list[Any]:
