@@ -326,16 +326,16 @@ class RunningBatch:
         """The recorder of the steps in which the rows are these; None where none of them is to be scored."""
         scored = [row for row in self._rows if row.scored]
         if self._recorder is None and scored:
-            memory = self._left() if self._objective.gradients else replace(self._left(), outputs=0)
-            self._recorder = Recorder(scored[0].passes[0][0].layer, memory=memory)
+            self._recorder = Recorder(scored[0].passes[0][0].layer, memory=self._left())
             for number, row in enumerate(self._rows):
                 if row.scored:
                     row.passes.append((self._recorder, number))
         return self._recorder
 
     def _left(self) -> Memory:
-        """The rest of the budgets beyond the answers that are being written."""
-        return left_of(self._scorer.memory, {one for row in self._rows for one, _ in row.passes})
+        """The rest of the budgets beyond the answers that are being written; only a replay needs `outputs`."""
+        left = left_of(self._scorer.memory, {one for row in self._rows for one, _ in row.passes})
+        return left if self._objective.gradients else replace(left, outputs=0)
 
     def require_the_same_model(self) -> None:
         """Return if the present answers can continue.

@@ -240,7 +240,7 @@ class Writer(Codec):
             return None
         width = max(len(prompt.ids) for prompt in prompts)
         if not objective.gradients:
-            return Recorder(observed_layer(n_layers), width - 1, memory=replace(memory, outputs=0))
+            return Recorder(observed_layer(n_layers), width - 1, memory=memory)
         try:
             layer = objective.span(n_layers)[0]
         except UnsupportedModelError:
