@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole
@@ -63,14 +63,12 @@ def _counts(answer: Any) -> dict[str, Any]:
     """An LLM's own counts of its tokens; LlamaIndex's integrations keep them in `raw` or among the further fields."""
     if not isinstance(answer, ChatResponse | CompletionResponse):
         return {}
-    further = cast("Mapping[str, Any]", answer.additional_kwargs)  # pyright: ignore[reportUnknownMemberType]
-    usage = fields_of(fields_of(answer.raw).get("usage")) or further
-    found = {ours: usage.get(theirs, usage.get(other)) for ours, theirs, other in _COUNTED}
-    return {name: count for name, count in found.items() if isinstance(count, int)}
+    usage = fields_of(fields_of(answer.raw).get("usage")) or fields_of(answer.additional_kwargs)  # pyright: ignore[reportUnknownMemberType]
+    read = usage.get("prompt_tokens", usage.get("input_tokens"))  # in OpenAI's words, or in Anthropic's
+    written = usage.get("completion_tokens", usage.get("output_tokens"))
+    counts = {"prompt_tokens": read, "answer_tokens": written}
+    return {name: count for name, count in counts.items() if isinstance(count, int)}
 
-
-_COUNTED = (("prompt_tokens", "prompt_tokens", "input_tokens"), ("answer_tokens", "completion_tokens", "output_tokens"))
-"""Our name of a count, OpenAI's and Anthropic's."""
 
 _STREAMS = (StreamingResponse, AsyncStreamingResponse, StreamingAgentChatResponse)
 

@@ -164,8 +164,10 @@ class ToolGate:
         return output
 
     def _lets_through(self, call: ToolCall, own: Written | None, turn: Turn) -> Steps[bool]:
-        if call.name in self.trusted or turn.is_closed(call.name):
-            return call.name in self.trusted
+        if call.name in self.trusted:
+            return True
+        if turn.is_closed(call.name):
+            return False
         uncertainty = score_under(self.rule, None if own is None else own.verdict, call)
         return (yield from judged_call(self.rule, call, uncertainty, self.log))
 

@@ -12,7 +12,7 @@ from llama_index.core.prompts import PromptTemplate
 from pydantic import BaseModel
 
 from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback
-from semgrad_guard import Calibration, LanguageModel, Policy
+from semgrad_guard import Calibration, LanguageModel, Policy, Verdict
 from semgrad_guard.guard import calibrate_fields, recording
 from tests.engine.chat_templates import template as published_or_own
 from tests.random_llama import CALLS
@@ -57,14 +57,12 @@ def by_field(painter: SemGradLLM) -> Calibration:
             painter.structured_predict(Leaf, PROMPT, name=str(number))
     scores = sorted(one.uncertainty or 0.0 for draft in recorder.drafts for one in draft.verdict.fields)
     middle = scores[len(scores) // 2]
-    rights = [
-        {
-            one.path[0]: value if (one.uncertainty or 0.0) < middle else "another"
-            for one in draft.verdict.fields
-            for value in [dict(draft.verdict.tool_calls[0].arguments)[str(one.path[0])]]
-        }
-        for draft in recorder.drafts
-    ]
+
+    def right(verdict: Verdict) -> dict[str, Any]:
+        found, scores = verdict.tool_calls[0].arguments, {one.path[0]: one.uncertainty or 0.0 for one in verdict.fields}
+        return {name: value if scores[name] < middle else "another" for name, value in found.items()}
+
+    rights = [right(draft.verdict) for draft in recorder.drafts]
     made = calibrate_fields(zip(recorder.drafts, rights, strict=True), alpha=0.3, delta=0.2)
     assert made.threshold is not None
     return made
