@@ -94,7 +94,7 @@ def rights(call: Call) -> list[bool]:
     """Whether each value is right, in the order of the verdict's fields."""
     draft, arguments = call
     values = json.loads(draft.verdict.text)
-    return [values[name] == arguments[name] for (name,) in (field.path for field in draft.verdict.fields)]
+    return [values[str(name)] == arguments[str(name)] for (name,) in (field.path for field in draft.verdict.fields)]
 
 
 def separations(calls: Sequence[Call]) -> tuple[float | None, float | None]:
