@@ -28,8 +28,7 @@ from semgrad_guard.guard.reported import prompt_of
 from semgrad_guard.server.answers import KEY, Answer, Cuts, pieces_of
 from semgrad_guard.server.protocol import CUTS, Forwarded
 from semgrad_guard.server.remote import RemoteServer, RemoteText, SentBody, SentUsage, answers_in
-from semgrad_guard.server.scheduler import ReportedQueue, Scheduler
-from semgrad_guard.server.writing import ForeignText
+from semgrad_guard.server.scheduler import ForeignText, ReportedQueue, Scheduler
 
 _KEPT_BACK = frozenset({"semgrad_guard", "stream", "stream_options", "model", "n"})
 _OF_THE_PROMPT = frozenset(

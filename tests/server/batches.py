@@ -16,8 +16,7 @@ from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Message
 from semgrad_guard.adapters.calls import AnswerForm
 from semgrad_guard.guard import Answerer, Draft
 from semgrad_guard.server.answers import Answer
-from semgrad_guard.server.scheduler import Scheduler
-from semgrad_guard.server.writing import AnswerRequest
+from semgrad_guard.server.scheduler import AnswerRequest, Scheduler
 from tests.engine.tiny_models import build
 from tests.random_llama import byte_tokenizer
 

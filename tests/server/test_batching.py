@@ -16,8 +16,7 @@ from semgrad_guard.engine.replay.memory import Memory
 from semgrad_guard.errors import EmptyLayerSpanError, InputError, PromptTooLongError
 from semgrad_guard.guard import Draft
 from semgrad_guard.server.answers import Answer
-from semgrad_guard.server.scheduler import LiveAnswers
-from semgrad_guard.server.writing import AnswerRequest
+from semgrad_guard.server.scheduler import AnswerRequest, LiveAnswers
 from tests.engine.tiny_models import build
 from tests.leaks import objects_alive, smallest_growth
 from tests.pairwise import every

@@ -23,7 +23,7 @@ from semgrad_guard.server.app import Limits
 from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.hosting import allowed_hosts, is_loopback, listen
 from semgrad_guard.server.protocol import parse_json
-from semgrad_guard.server.writing import Assignment
+from semgrad_guard.server.scheduler import Assignment
 from tests.pairwise import in_turn
 from tests.steps import LIMIT
 

@@ -23,8 +23,8 @@ from semgrad_guard import LanguageModel
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.hosting import listen
+from semgrad_guard.server.scheduler import Assignment
 from semgrad_guard.server.service import ServedModel, Service
-from semgrad_guard.server.writing import Assignment
 
 from .conftest import ALL, NONE, OPTIONS, asking, events
 

@@ -10,9 +10,8 @@ import pytest
 from semgrad_guard import Policy, calibrate
 from semgrad_guard.guard import binding_of
 from semgrad_guard.records import Message
-from semgrad_guard.server.scheduler import Scheduler
+from semgrad_guard.server.scheduler import ForeignText, Scheduler
 from semgrad_guard.server.upstream import RemoteServer, Upstream
-from semgrad_guard.server.writing import ForeignText
 
 from .conftest import Serve, asking, bodies
 

@@ -12,9 +12,8 @@ import pytest
 from semgrad_guard import HybridGrad, LanguageModel, Message, Policy
 from semgrad_guard.guard import Answerer
 from semgrad_guard.server.remote import events as events_of
-from semgrad_guard.server.scheduler import Scheduler
+from semgrad_guard.server.scheduler import ForeignText, Scheduler
 from semgrad_guard.server.upstream import RemoteServer, Upstream
-from semgrad_guard.server.writing import ForeignText
 from tests.ports import free_port
 from tests.steps import LIMIT
 
