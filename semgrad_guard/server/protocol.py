@@ -10,9 +10,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 
 from semgrad_guard.adapters.calls import BLOCKS, AnswerForm, short_id
 from semgrad_guard.calibration.call_options import HARMLESS, NEUTRAL
@@ -30,6 +41,10 @@ CUTS = ("max_completion_tokens", "max_tokens", "stop")
 """The fields by which a client cuts an answer off."""
 _OF_MACHINES = frozenset({"num_ctx", "num_batch", "num_thread", "num_gpu", "use_mmap", "use_mlock", "keep_alive"})
 """Ollama's fields for memory and threads, which Open WebUI may send to any server. They change no answer here."""
+_OURS = frozenset({"model", "stream", "n", "semgrad_guard"})
+"""The fields that decide how we answer: they must be valid also where another server answers."""
+_SCORED = frozenset({"messages", "tools", "tool_choice", "response_format"})
+"""The fields that make the prompt."""
 _SEEDS = 2**62
 _SWITCHES = frozenset({"enable_thinking", "thinking"})
 """Names of chat templates' switch for thinking: either turns it, whatever the template's own name is."""
@@ -103,8 +118,10 @@ class ChatMessage(_Earlier):
         return Message(role, text, tool_calls=calls, tool_call_id=short_id(self.tool_call_id), name=self.name)
 
 
-class StreamOptions(Sent):
+class StreamOptions(BaseModel):
     """The parts of a stream next to the answer."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     include_usage: StrictBool = False
     include_obfuscation: StrictBool | None = None
@@ -140,6 +157,21 @@ class ChatRequest(BaseModel):
     reasoning_effort: StrictStr | None = Field(default=None, max_length=32)
     semgrad_guard: NoSettings | None = None
 
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _or_left(cls, value: Any, read: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        """In a request that another server answers, leave a field out that cannot be read; the context notes why."""
+        left: dict[str, str] | None = info.context
+        try:
+            return read(value)
+        except ValidationError as error:
+            name, question = str(info.field_name), _question(value)
+            if left is None or name in _OURS or (name == "messages" and not question):
+                raise
+            place, problem = problem_of(error)
+            left[name] = f"{'.'.join(filter(None, (name, place)))}: {problem}"
+            return read(question) if name == "messages" else None
+
     @property
     def count(self) -> int:
         """How many answers the client wants."""
@@ -168,7 +200,8 @@ class ChatRequest(BaseModel):
         Raises:
             InputError: the request has such fields.
         """
-        given = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+        sent = {**((self.stream_options and self.stream_options.model_extra) or {}), **(self.model_extra or {})}
+        given = {name: value for name, value in sent.items() if value is not None}
         for name, neutral in NEUTRAL.items():
             if name in given and given.pop(name) not in neutral:
                 raise InputError(f"{name!r} is not supported by this server; leave it out").about(name)
@@ -354,11 +387,6 @@ def _call(call: Call, number: int, place: int) -> ToolCall:
 # Requests that another server answers. It may do more than our engine, and checks its requests itself: only the fields
 # that we need are read. A request that the scorer cannot read is passed on, and its answer has no score.
 
-_OURS = frozenset({"model", "messages", "stream", "n", "semgrad_guard"})
-"""The fields that decide how we answer: they must be valid."""
-_SCORED = frozenset({"tools", "tool_choice", "response_format"})
-"""The fields that change the prompt, next to the messages."""
-
 
 @dataclass(frozen=True)
 class Forwarded:
@@ -371,6 +399,25 @@ class Forwarded:
     unread: str | None = None
     left: Mapping[str, str] = field(default_factory=dict[str, str])
 
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Self:
+        """Read a request that another server answers.
+
+        Raises:
+            ValidationError: a field that decides how we answer is wrong.
+        """
+        left = dict[str, str]()
+        request = ChatRequest.model_validate(body, context=left)
+        unread = [problem for name, problem in left.items() if name in _SCORED]
+        try:
+            conversation, form = request.conversation(), request.form()
+        except InputError as error:
+            unread.append(str(error))
+            conversation, form = (), AnswerForm()
+        if unread:
+            return cls(request, unread=f"the scorer cannot read the request ({'; '.join(unread)})", left=left)
+        return cls(request, conversation, form, left=left)
+
     def require_cuts(self) -> None:
         """Refuse cuts that this server is to make and cannot read.
 
@@ -381,47 +428,11 @@ class Forwarded:
             raise InputError(unread[0])
 
 
-def forwarded(body: Mapping[str, Any]) -> Forwarded:
-    """Read a request that another server answers.
-
-    Raises:
-        ValidationError: a field that decides how we answer is wrong.
-    """
-    kept, unread, left = dict(body), list[str](), dict[str, str]()
-    if isinstance(options := body.get("stream_options"), dict):  # other servers know further ones
-        known = cast("dict[str, Any]", options)
-        kept["stream_options"] = {name: value for name, value in known.items() if name == "include_usage"}
-    while True:
-        try:
-            request = ChatRequest.model_validate(kept)
-            break
-        except ValidationError as error:
-            place, problem = problem_of(error)
-            name = place.partition(".")[0]
-            if name == "messages" and (question := _question(body.get("messages"))) is not None:
-                kept["messages"] = [{"role": "user", "content": question}]
-            elif name in _OURS or name not in kept:
-                raise
-            else:
-                del kept[name]
-                left[name] = f"{place}: {problem}"
-            if name in ("messages", *_SCORED):
-                unread.append(f"{place}: {problem}")
-    try:
-        conversation, form = request.conversation(), request.form()
-    except InputError as error:
-        unread.append(str(error))
-        conversation, form = (), AnswerForm()
-    if unread:
-        reason = f"the scorer cannot read the request ({'; '.join(unread)})"
-        return Forwarded(request, unread=reason, left=left)
-    return Forwarded(request, conversation, form, left=left)
-
-
-def _question(messages: Any) -> str | None:
-    """The user's last message as far as it is text; None where these are not messages at all."""
+def _question(messages: Any) -> list[dict[str, str]]:
+    """The user's last message as far as it is text; none where these are not messages at all."""
     listed = cast("list[Any]", messages) if isinstance(messages, list) else []
-    if not listed or not all(isinstance(message, dict) for message in listed):
-        return None
+    if not all(isinstance(message, dict) for message in listed):
+        return []
     texts = [message.get("content") for message in listed if message.get("role") == "user"]
-    return texts[-1] if texts and isinstance(texts[-1], str) else ""
+    text = texts[-1] if texts and isinstance(texts[-1], str) else ""
+    return [{"role": "user", "content": text}] if listed else []

@@ -37,7 +37,7 @@ from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import KEY, Answer, Cuts, public_record
 from semgrad_guard.server.errors import HttpError
 from semgrad_guard.server.metrics import Metrics
-from semgrad_guard.server.protocol import ChatRequest, Forwarded, ScoreRequest, forwarded
+from semgrad_guard.server.protocol import ChatRequest, Forwarded, ScoreRequest
 from semgrad_guard.server.scheduler import AnswerRequest, ForeignText, ModelQueue
 from semgrad_guard.server.upstream import RemoteTarget, Upstream, UpstreamRequest
 
@@ -202,7 +202,7 @@ class Service:
         """
         known = self.models.get(str(body.get("model")))
         is_ours = known is None or known.upstream is None
-        read = Forwarded(ChatRequest.model_validate(body)) if is_ours else forwarded(body)
+        read = Forwarded(ChatRequest.model_validate(body)) if is_ours else Forwarded.of(body)
         request, served = read.request, self.model(read.request.model)
         most = served.most if is_ours else _MOST_OF_UPSTREAM
         if request.count > most:

@@ -124,7 +124,7 @@ async def test_log_probabilities_that_are_not_whole_are_no_score(
     serve: Serve, entries: Any, reason: str, stream: bool
 ) -> None:
     scores = queue()
-    server = RemoteServer("http://other/v1", nan_as_null=True, transport=saying("Paris", entries))
+    server = RemoteServer("http://other/v1", transport=saying("Paris", entries))
     upstream = Upstream(server, scores)
     async with serve(ALL, mode="annotate", upstream=upstream, scheduler=scores) as client:
         response = await client.post(CHAT, json=asking(stream=stream, logprobs=True))

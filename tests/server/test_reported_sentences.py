@@ -55,7 +55,7 @@ def upstream(
     def answer(_: httpx.Request) -> httpx.Response:
         return httpx.Response(200, stream=Writing(words, values, sent, apart=apart))
 
-    server = RemoteServer("http://other/v1", nan_as_null=True, transport=httpx.MockTransport(answer))
+    server = RemoteServer("http://other/v1", transport=httpx.MockTransport(answer))
     return Upstream(server, scores)
 
 
