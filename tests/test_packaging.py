@@ -121,7 +121,7 @@ def test_the_sdist_holds_what_a_developer_needs(distributions: Path) -> None:
     with tarfile.open(archive) as opened:
         names = {name.split("/", 1)[-1] for name in opened.getnames()}
     assert {"pyproject.toml", "constraints.txt", "Makefile", "LICENSE", "README.md", "tests/conftest.py"} <= names
-    assert {"mkdocs.yml", "SECURITY.md", "CITATION.cff", "docs/index.md", "scripts/build_docs.py"} <= names
+    assert {"mkdocs.yml", "SECURITY.md", "CITATION.cff", "docs/index.md", "scripts/check_words.py"} <= names
 
 
 def test_the_wheel_answers_on_its_own(warm_python: WarmPython, unpacked: Path) -> None:
