@@ -173,15 +173,6 @@ def test_no_request_leads_to_a_file_or_a_template(make_served: Make, tmp_path: P
     assert [path for path in opened if "secret.jinja" in path], "what is opened is seen"
 
 
-def test_a_template_in_a_question_is_text(make_served: Make, language_model: LanguageModel) -> None:
-    """It is rendered as text, and not run."""
-    question = "{{ 7919 * 7919 }}{% for x in range(3) %}x{% endfor %}"
-    assert question in language_model.render(question).text
-    with running(make_served(ALL)) as address:
-        found = httpx.post("http://{}:{}".format(*address) + CHAT, json=asking(question), timeout=LIMIT).json()
-    assert found["choices"][0]["message"]["content"] == language_model.generate(question, OPTIONS).text
-
-
 def test_who_still_waits_when_the_server_ends_is_told_so(
     make_served: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
