@@ -95,32 +95,6 @@ async def test_a_part_is_delivered_everywhere(serve: Serve, fixed: LanguageModel
     assert (partly, "semgrad_guard_uncertainty_count{" in metrics) == ([True] * 4, False)
 
 
-async def test_cuts_come_after_the_decision(serve: Serve, fixed: LanguageModel) -> None:
-    policy, kept = surest(fixed)
-    delivered = PIECES[kept]
-    async with serve(policy, model=fixed, by_sentence="drop") as client:
-        absent = given_to(await client.post(CHAT, json=asking(stop=["zzz"])))["choices"][0]
-        stopped = given_to(await client.post(CHAT, json=asking(stop=[delivered[1:3]])))
-        short = given_to(await client.post(CHAT, json=asking(max_tokens=2)))
-        unseen = next(piece for number, piece in enumerate(PIECES) if number != kept)
-        hidden = given_to(await client.post(CHAT, json=asking(stop=[unseen.split()[0]])))["choices"][0]
-    assert absent["message"]["content"] == delivered
-    assert stopped["choices"][0]["message"]["content"] == delivered[:1]
-    text = short["choices"][0]["message"]["content"]
-    assert (delivered.startswith(text), text != delivered, short["choices"][0]["finish_reason"]) == (
-        True,
-        True,
-        "length",
-    )
-    assert (hidden["message"]["content"], hidden["finish_reason"]) == (delivered, "stop")
-    for answer in (stopped, short):
-        record = answer["semgrad_guard"]
-        assert max(sentence["end"] for sentence in record["sentences"]) == len(
-            answer["choices"][0]["message"]["content"]
-        )
-        assert not any(sentence["promised"] for sentence in record["sentences"])
-
-
 async def streamed(client: httpx.AsyncClient, **options: Any) -> tuple[list[str], list[dict[str, Any]], dict[str, Any]]:
     """The pieces of a stream, the verdicts that came with them, and the record."""
     chunks = events((await client.post(CHAT, json=asking(stream=True, **options))).text)
