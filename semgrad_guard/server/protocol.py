@@ -24,6 +24,7 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     field_validator,
 )
+from pydantic_core import from_json
 
 from semgrad_guard.adapters.calls import BLOCKS, AnswerForm, short_id
 from semgrad_guard.calibration.call_options import HARMLESS, NEUTRAL
@@ -33,8 +34,6 @@ from semgrad_guard.records import Message, ToolCall
 from semgrad_guard.server.answers import Cuts
 from semgrad_guard.server.errors import problem_of
 
-DEPTH = 64
-"""How deeply a body may be nested."""
 LONGEST_STOP = 256
 """Characters of a stop string: the model waits while all its spellings in the vocabulary are found."""
 CUTS = ("max_completion_tokens", "max_tokens", "stop")
@@ -46,8 +45,6 @@ _OURS = frozenset({"model", "stream", "n", "semgrad_guard"})
 _SCORED = frozenset({"messages", "tools", "tool_choice", "response_format"})
 """The fields that make the prompt."""
 _SEEDS = 2**62
-_SWITCHES = frozenset({"enable_thinking", "thinking"})
-"""Names of chat templates' switch for thinking: either turns it, whatever the template's own name is."""
 
 
 class Sent(BaseModel):
@@ -127,6 +124,14 @@ class StreamOptions(BaseModel):
     include_obfuscation: StrictBool | None = None
 
 
+class Switches(Sent):
+    """Chat templates' switch for thinking: either name turns it, whatever the template's own is. Other options of the
+    template are the operator's to set."""
+
+    enable_thinking: StrictBool | None = None
+    thinking: StrictBool | None = None
+
+
 class NoSettings(Sent):
     """The guard's settings for one request: there are none, as no request changes a decision."""
 
@@ -153,7 +158,7 @@ class ChatRequest(BaseModel):
     temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: StrictInt | None = Field(default=None, ge=0)
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Switches | None = None
     reasoning_effort: StrictStr | None = Field(default=None, max_length=32)
     semgrad_guard: NoSettings | None = None
 
@@ -234,19 +239,11 @@ class ChatRequest(BaseModel):
         return AnswerForm.of({"tools": tools, "tool_choice": choice, "response_format": self.response_format})
 
     def switches(self) -> dict[str, Any]:
-        """The chat template's options about the reasoning before the answer.
-
-        Raises:
-            InputError: other options of the chat template, which are the operator's to set.
-        """
-        given = {name: value for name, value in (self.chat_template_kwargs or {}).items() if value is not None}
-        if not set(given) <= _SWITCHES or not all(isinstance(value, bool) for value in given.values()):
-            names = " or ".join(sorted(_SWITCHES))
-            raise InputError(f"chat_template_kwargs takes {names}, true or false; leave others out").about(
-                "chat_template_kwargs"
-            )
+        """The chat template's options about the reasoning before the answer."""
+        given = self.chat_template_kwargs or Switches()
+        turned = [value for value in (given.enable_thinking, given.thinking) if value is not None]
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return {**({"thinking": "on" if any(given.values()) else "off"} if given else {}), **effort}
+        return {**({"thinking": "on" if any(turned) else "off"} if turned else {}), **effort}
 
     @property
     def cuts(self) -> Cuts:
@@ -320,38 +317,19 @@ class DecisionsRequest(Sent):
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """A body as plain data.
+    """A body as plain data; pydantic's parser takes no NaN, no half of a character, and some 200 levels.
 
     Raises:
-        InputError: it is not a JSON object, holds numbers or texts that JSON or UTF-8 cannot write, or is nested too
-            deeply.
+        InputError: it is not a JSON object, or holds such things.
     """
     try:
-        value: Any = json.loads(body.decode())
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # no NaN, no 1e999, no half of a character
-    except RecursionError as error:
-        raise InputError("the body is nested too deeply") from error
-    except UnicodeError as error:
-        raise InputError("the body holds text that is not UTF-8") from error
+        value = from_json(body, allow_inf_nan=False)
+        json.dumps(value, allow_nan=False)  # no 1e999 either
     except ValueError as error:
-        raise InputError("the body is not JSON") from error
+        raise InputError(f"the body is not JSON that this server reads: {error}") from error
     if not isinstance(value, dict):
         raise InputError("the body is a JSON object")
-    if _depth(value) > DEPTH:
-        raise InputError(f"the body is nested more than {DEPTH} levels deep")
     return cast("dict[str, Any]", value)
-
-
-def _depth(value: Any) -> int:
-    """How deeply containers are nested."""
-    depth, level = 0, [value]
-    while level:
-        depth += 1
-        below: list[Any] = []
-        for one in level:
-            below += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
-        level = below
-    return depth
 
 
 def _text(content: str | Sequence[Mapping[str, Any]] | None, number: int) -> str:

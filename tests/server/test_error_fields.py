@@ -32,7 +32,7 @@ EVERYWHERE: list[tuple[dict[str, Any], str]] = [
     ({"stop": ""}, "stop"),
     ({"stop": ["a"] * 5}, "stop"),
     ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs"),
-    ({"chat_template_kwargs": {"other": 1}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"other": 1}}, "chat_template_kwargs.other"),
     ({"model": "other"}, "model"),
     ({"semgrad_guard": {"threshold": 1}}, "semgrad_guard.threshold"),
 ]
