@@ -20,7 +20,7 @@ from semgrad_guard.server.service import ServedModel, Service
 from semgrad_guard.server.upstream import RemoteServer, Upstream
 from tests.steps import LIMIT
 
-from .conftest import ALL, NONE, OPTIONS, Serve, asking, events, text_in
+from .conftest import ALL, NONE, OPTIONS, Serve, asking, events, raw_request, text_in
 
 CHAT = "/v1/chat/completions"
 
@@ -172,12 +172,7 @@ async def test_a_stream_that_waits_tells_that_it_lives(
         if len(sent) > 4:
             may.set()
 
-    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
-    scope = {
-        "type": "http", "method": "POST", "path": CHAT, "raw_path": CHAT.encode(), "query_string": b"",
-        "headers": headers, "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1", "scheme": "http",
-    }  # fmt: skip
-    await asyncio.wait_for(app(scope, receive, send), LIMIT)
+    await asyncio.wait_for(app(raw_request(), receive, send), LIMIT)
     assert sent[0]["status"] == 200
     chunks = [message["body"].decode() for message in sent[1:] if message["body"]]
     beats = [chunk for chunk in chunks if chunk == ": waiting\n\n"]

@@ -19,7 +19,7 @@ from tests.steps import LIMIT
 
 from .conftest import ALL, NONE, Serve, asking, events, text_in
 from .others import Other, behind
-from .test_upstream import CHAT, answering, completion, sends
+from .test_upstream import CHAT, answering, sends
 
 ANY = Policy(threshold=1e9, on_unscored="answer", on_cut="score")
 END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
@@ -83,20 +83,6 @@ CALLS: dict[str, tuple[list[Any], list[Any]]] = {
         [F, G],
     ),
 }
-OLD_CALL = {"function_call": {"name": "f", "arguments": "{}"}}
-INFINITE = completion("text", logprobs={"content": [{"token": "t", "logprob": 0}]}).replace(
-    '"logprob": 0', '"logprob": 1e999'
-)
-BEGUN = event(piece(content="part of a secret"))
-REFUSED: dict[str, tuple[str | bytes, bool, str]] = {
-    "two answers": (stream(piece(content="A"), piece(1, content="B")), True, "several answers"),
-    "bytes that are no text": (stream(piece(content="XX")).encode().replace(b"XX", b"\xff\xfe"), True, "invalid JSON"),
-    "vLLM's error": (BEGUN + event({"object": "error", "message": "a secret"}) + DONE, True, "failed"),
-    "an event that is an error": (BEGUN + 'event: error\ndata: {"message": "a secret"}\n\n' + DONE, True, "failed"),
-    "a call of old": (stream(piece(**OLD_CALL)), True, "cannot be read"),
-    "a whole call of old": (json.dumps({"choices": [{"message": OLD_CALL}]}), False, "cannot be read"),
-    "a number without end": (INFINITE, False, "invalid JSON"),
-}
 
 
 @pytest.mark.parametrize("name", STREAMED)
@@ -121,20 +107,6 @@ async def test_calls_are_put_together(serve: Serve, scorer: Scheduler, name: str
         await upstream.server.close()
     calls = [call["function"] for e in found for c in e["choices"] for call in c["delta"].get("tool_calls", ())]
     assert [(call["name"], json.loads(call["arguments"])) for call in calls] == expected
-
-
-@pytest.mark.parametrize("name", REFUSED)
-async def test_what_cannot_be_meant_is_an_error(serve: Serve, scorer: Scheduler, name: str) -> None:
-    sent, streamed, says = REFUSED[name]
-    async with answering(sends(sent)) as url:
-        upstream = Upstream(RemoteServer(url), scorer)
-        for policy in (ANY, NONE):
-            async with serve(policy, upstream=upstream, scheduler=scorer) as client:
-                response = await client.post(CHAT, json=asking(stream=streamed, logprobs=True))
-            assert response.status_code == 502, response.text
-            assert says in response.json()["error"]["message"]
-            assert "secret" not in response.text
-        await upstream.server.close()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
