@@ -72,7 +72,7 @@ tests-fast: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal --fast
 
 docs: $(STAMP)  ## the documentation site, with strict links, into output/site
-	$(BIN)/python scripts/build_docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean
 
 check-templates: $(STAMP)  ## the tests of chat templates with the published ones (165 MB of packages, not kept)
 	$(BIN)/python scripts/check_templates.py $(REQUIRE)

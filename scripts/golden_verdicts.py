@@ -2,10 +2,10 @@
 
 python scripts/golden_verdicts.py             every decision that is another one than recorded, in columns; 1 if any
 python scripts/golden_verdicts.py --decide    record today's decisions about the same drafts
-python scripts/golden_verdicts.py --record    record new drafts as well (minutes; `semgrad-guard fetch smollm2` first)
 
 A draft is what a decision needs: the answer, its scores, its sentences, where it was cut off, and the form of its
-prompt. The calibrations are made anew from the recorded grades, so their thresholds and P(correct) are compared, too.
+prompt. This program of commit d6a6858f wrote them, greedily in float32. The calibrations are made anew from recorded
+grades, so their thresholds and P(correct) are compared, too.
 """
 
 from __future__ import annotations
@@ -15,22 +15,17 @@ import gzip
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from semgrad_guard import GenerationOptions, Guard, LanguageModel
 from semgrad_guard.calibration import AnswerSentences, Binding, Calibration, calibrate, calibrate_sentences
 from semgrad_guard.errors import SemGradGuardError
-from semgrad_guard.grading import Contains, ExactMatch, Grader
 from semgrad_guard.guard import Policy
 from semgrad_guard.guard.cut_answers import why_unscored
 from semgrad_guard.guard.policy import Terms, settle
 from semgrad_guard.pocket import CALIBRATION_PATH
-from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.records import PromptForm, SentenceVerdict, Verdict
 from semgrad_guard.settings import Mode, OnCut, OnDoubt
 
@@ -42,7 +37,7 @@ SENTENCE = ("start", "end", "uncertainty", "leans_on", "tokens")
 FREE = ("gnll", "mean_entropy", "max_probability")
 DIGITS, NEAR = 4, 2e-4
 """P(correct) is recorded in so many decimals, and the same within so much: fits differ between processors."""
-BATCH, CALIBRATED = 16, 400
+CALIBRATED = 400
 
 Row = dict[str, Any]
 
@@ -220,83 +215,11 @@ def _shown(decision: Sequence[Any]) -> str:
     return f"{decision[0]} {decision[1]}"
 
 
-# Drafts.
-
-
-def recorded() -> Golden:
-    """The drafts of both models: greedy, in float32. From a checkout: the questions are those of `research`."""
-    folder = Path(__file__).parents[1] / "research" / "questions" / "smollm2"
-    files = ((folder / f"{name}.jsonl").read_text(encoding="utf-8") for name in ("facts", "reading", "told"))
-    facts, read, passages = ([json.loads(line) for line in text.splitlines()] for text in files)
-    pocket = LanguageModel.from_pretrained("pocket", dtype="float32")
-    smollm2 = LanguageModel.from_pretrained("smollm2", dtype="float32")
-    own = [(facts, 24, ()), (read[:1450], 24, ()), (passages, 24, ()), (facts[:200], 2, ()), (facts[:150], 24, "aeiou")]
-    groups = [
-        _drafts(pocket, ExactMatch(), own),
-        _drafts(smollm2, Contains(), [(passages[:420], 24, ()), (facts[:100], 24, ()), (passages[420:470], 4, ())]),
-        _drafts(smollm2, Contains(), [(passages[500:700], 48, ())], sentences=True),
-    ]
-    rows = [{"group": number, **row} for number, (_, found) in enumerate(groups) for row in found]
-    return Golden([facts for facts, _ in groups], rows).decide()
-
-
-def _drafts(
-    model: LanguageModel,
-    grader: Grader,
-    sets: Sequence[tuple[Sequence[Row], int, Sequence[str]]],
-    *,
-    sentences: bool = False,
-) -> tuple[dict[str, Any], list[Row]]:
-    """What all drafts of one model have in common, and the drafts, cut off after so many tokens, or there."""
-    rows, common = list[Row](), dict[str, Any]()
-    for questions, max_tokens, stop in sets:
-        guard = Guard(
-            model,
-            Policy(threshold=0.0),
-            by="sentence" if sentences else "answer",
-            options=GenerationOptions(max_tokens=max_tokens, stop=tuple(stop)),
-        )
-        for start in range(0, len(questions), BATCH):
-            some = questions[start : start + BATCH]
-            prompts = [Phrasing().conversation(_question(one)) for one in some]
-            for source, prompt, draft in zip(some, prompts, guard.drafts(prompts), strict=True):
-                common = {name: getattr(draft, name) for name in (*IDENTITY, "settings")}
-                rows.append(_row(source, draft, model.render(prompt).form, partial(grader, answers=source["answers"])))
-        print(f"{len(rows)} drafts of {model.name}", file=sys.stderr, flush=True)
-    return common, rows
-
-
-def _question(row: Row) -> Question:
-    return Question(question=row["question"], answers=tuple(row["answers"]), context=row.get("context"))
-
-
-def _row(source: Row, draft: Verdict, form: PromptForm, right: Callable[[str], bool]) -> Row:
-    scores = {name: getattr(draft, name) for name in FREE} | {"hybridgrad": draft.uncertainty}
-    row = {
-        "question": source["question"],
-        "form": {name: getattr(form, name) for name in ("text", "tokens", "roles", "user_text")},
-        **{name: getattr(draft, name) for name in DRAFT},
-        "scores": {name: _rounded(value) for name, value in scores.items() if value is not None},
-        "right": right(draft.text),
-    }
-    if draft.sentences:
-        parts = [tuple(getattr(one, name) for name in SENTENCE) for one in draft.sentences]
-        row["sentences"] = [(start, end, _rounded(score), *rest) for start, end, score, *rest in parts]
-        row["rights"] = [right(draft.text[one.start : one.end]) for one in draft.sentences]
-    return row
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.8g}")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", action="store_true")
     parser.add_argument("--decide", action="store_true")
-    given = parser.parse_args()
-    if given.record or given.decide:
-        golden = recorded() if given.record else Golden.load().decide()
+    if parser.parse_args().decide:
+        golden = Golden.load().decide()
         golden.save()
         print(f"{PATH}: {len(golden.rows)} drafts, {PATH.stat().st_size:,} bytes")
         return 0

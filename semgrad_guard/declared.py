@@ -13,7 +13,7 @@ from numbers import Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic import GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
 from semgrad_guard.errors import InputError
@@ -61,10 +61,6 @@ class Bounds:
         return core_schema.with_info_before_validator_function(
             lambda value, info: plain(info.field_name or "this", value, source), checked
         )
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        limits = {"exclusiveMinimum" if self.open_below else "minimum": self.low, "maximum": self.high}
-        return {**handler(schema), **{name: limit for name, limit in limits.items() if math.isfinite(limit)}}
 
 
 @dataclass(frozen=True)

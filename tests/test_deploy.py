@@ -178,38 +178,6 @@ def reply_of(port: int, key: str | None) -> tuple[int, Any]:
     return found
 
 
-@pytest.mark.heavy
-@pytest.mark.skipif(os.name == "nt", reason="containers of Linux")
-def test_the_images_steps_run_as_a_script(tmp_path: Path) -> None:
-    """The Dockerfile's packages, in an environment of its own (minutes); the index is this machine's."""
-    source, environment, answers = tmp_path / "src", tmp_path / "venv", tmp_path / "state"
-    answers.mkdir()
-    copied_to(source)
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-    homes = {"HOME": str(answers), "XDG_STATE_HOME": str(answers / "state"), "XDG_CACHE_HOME": str(answers / "cache")}
-    own = {**os.environ, "PATH": f"{environment / 'bin'}:{os.environ['PATH']}", "PIP_NO_CACHE_DIR": "1"}
-    own.pop("PYTHONPATH", None)
-    steps = [text for name, text in instructions() if name == "RUN" and text.startswith("pip install")]
-    assert len(steps) == 2
-    for step in steps:
-        command = shlex.split(step.replace("--index-url https://download.pytorch.org/whl/cpu ", ""))
-        found = subprocess.run(command, cwd=source, env=own, capture_output=True, text=True, check=False)
-        assert found.returncode == 0, (step, found.stdout[-2000:], found.stderr[-2000:])
-    port = free_port()
-    entry = [part.replace("8000", str(port)) for part in json.loads(instruction("ENTRYPOINT"))]
-    program = [str(environment / "bin" / entry[0]), *entry[1:], *json.loads(instruction("CMD"))]
-    served = {**own, **homes, "HF_HUB_OFFLINE": "1", "SEMGRAD_GUARD_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(program, env=served, cwd=answers, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert "Serving pocket" in process.stdout.readline()
-            status, answer = reply_of(port, KEY)
-            assert (status, answer["choices"][0]["message"]["content"]) == (200, "Tokyo")
-        finally:
-            process.terminate()
-        assert process.wait(LIMIT) == 0
-
-
 @pytest.mark.slow
 def test_the_container_wants_a_key(container: Any) -> None:
     process, _ = container(key=None)

@@ -119,27 +119,6 @@ def test_the_demo_answers_escalates_and_abstains(
     assert (tmp_path / "new folder" / "risk_coverage.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("stages", [1, 2])
-def test_the_demos_table_fits_80_columns(stages: int) -> None:
-    shown = [question for question in questions() if question.question in SHOWN]
-    draft = "The answer to this question is a sentence of many words."
-    record = Verdict.of(
-        status="scored", action="abstain", text="I don't know.", estimator="hybridgrad", model="pocket", draft=draft
-    )
-    answered = record.model_copy(update={"action": "answer", "text": "Here.", "draft": None})
-    messages = [
-        AIMessage(content=verdict.text, response_metadata={METADATA_KEY: verdict.metadata(keep_draft=True)})
-        for verdict in (record, *[answered] * 7)
-    ]
-    written = io.StringIO()
-    report.table(Console(width=80, file=written), shown, messages, stages=stages)
-    table, withheld = written.getvalue().split("Withheld:")
-    assert max(map(len, table.splitlines())) <= 80
-    assert {word for question in shown for word in question.question.split()} <= set(table.split())
-    assert table.split().count("Here.") == 7
-    assert " ".join(withheld.split()) == f"{shown[0].question} {draft}"
-
-
 def test_the_demo_grades_answers_by_their_questions() -> None:
     """One that declines is neither right nor wrong."""
     (question,) = (row for row in questions() if row.question == "Do you know the capital of Mongolia?")

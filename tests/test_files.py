@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and only where a regular file can be."""
+"""Files are written whole or not at all, where a regular file can be; and each system has its folders for a user."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from semgrad_guard import files
 from semgrad_guard.errors import InputError
 from semgrad_guard.files import atomic_write, make_private, take_back
 
@@ -73,3 +74,48 @@ def test_a_file_with_answers_is_its_owners_alone(tmp_path: Path) -> None:
     rights = Path(os.devnull).stat().st_mode
     take_back(Path(os.devnull))
     assert Path(os.devnull).stat().st_mode == rights
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("platform", "cache", "state"),
+    [
+        ("linux", ".cache", ".local/state"),
+        ("darwin", "Library/Caches", "Library/Application Support"),
+        ("win32", "AppData/Local", "AppData/Local"),
+    ],
+)
+def test_each_system_has_its_folders(
+    monkeypatch: pytest.MonkeyPatch, home: Path, platform: str, cache: str, state: str
+) -> None:
+    monkeypatch.setattr(files.sys, "platform", platform)
+    assert files.cache_folder(otherwise="") == home / cache / "semgrad-guard"
+    assert files.state_folder(otherwise="") == home / state / "semgrad-guard"
+
+
+def test_what_the_environment_says_counts(monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path) -> None:
+    monkeypatch.setattr(files.sys, "platform", "linux")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "own"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert files.state_folder(otherwise="") == tmp_path / "own" / "semgrad-guard"
+    assert files.cache_folder(otherwise="") == home / ".cache" / "semgrad-guard"
+    monkeypatch.setattr(files.sys, "platform", "win32")
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
+    assert files.state_folder(otherwise="") == tmp_path / "local" / "semgrad-guard"
+
+
+def test_without_a_home_the_error_says_what_to_name(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(files.sys, "platform", "linux")
+    monkeypatch.setattr(Path, "home", none)
+    with pytest.raises(InputError, match=r"no home folder .*\. Name one\."):
+        files.cache_folder(otherwise="Name one.")

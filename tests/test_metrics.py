@@ -40,12 +40,6 @@ def test_auroc_is_scikit_learns_ties_and_all(answers: list[tuple[int, bool]]) ->
         assert found == pytest.approx(roc_auc_score(~np.array(correct), scores), abs=1e-12)
 
 
-def test_auroc_points_upward_for_wrong_answers() -> None:
-    assert auroc([0.1, 0.2, 0.9], [True, True, False]) == 1.0
-    assert auroc([0.9, 0.8, 0.1], [True, True, False]) == 0.0
-    assert auroc([0.5, 0.5], [True, False]) == 0.5
-
-
 def test_answers_without_a_score_play_no_part_in_auroc() -> None:
     assert auroc([0.1, None, math.nan, math.inf, 0.9], [True, False, False, True, False]) == 1.0
     assert auroc([None, None], [True, False]) is None

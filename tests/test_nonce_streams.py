@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Policy
+from semgrad_guard import HybridGrad, LanguageModel, Policy
 from semgrad_guard.errors import AnswerFailedError, AnswerInterruptedError
 from semgrad_guard.guard import Terms, streams
 from tests.fixed_model import PIECES, FixedModel
@@ -66,15 +66,6 @@ async def test_a_broken_rule_is_found(
     assert len(broken) > 1, broken
 
 
-class Unending(LanguageModel):
-    """Writes one sentence of 2,000 tokens, which the limit cuts off."""
-
-    def fitted(self, options: GenerationOptions | None, *prompts: Any) -> GenerationOptions:
-        return dataclasses.replace(
-            super().fitted(options, *prompts), max_tokens=2000, grammar=f'start: "{"tea and " * 260}"'
-        )
-
-
 async def read(
     script: ModuleType, model: LanguageModel, front: str, threshold: float
 ) -> tuple[list[str], Any, BaseException | None]:
@@ -88,19 +79,6 @@ async def read(
     except Exception as error:  # noqa: BLE001 - compared by the tests
         return pieces, events.all, error
     return pieces, events.all, None
-
-
-@pytest.mark.heavy
-async def test_one_sentence_of_2000_tokens(
-    script: ModuleType, make_language_model: Callable[..., LanguageModel]
-) -> None:
-    small = make_language_model(max_position_embeddings=4096, num_hidden_layers=3)
-    model = Unending.from_transformers(small._model, small.tokenizer)
-    fronts = [("guard", 1e9), ("guarded", 1e9), ("server", 1e9), ("chat", 1e9), ("server", 0.0)]
-    *whole, (withheld, events, _) = await asyncio.gather(*(read(script, model, *front) for front in fronts))
-    for pieces, _, error in whole:  # no border: judged where the limit cut it off
-        assert (error, [len(piece) for piece in pieces]) == (None, [2000])
-    assert (withheld, "tea and tea" in "".join(events)) == (["I don't know."], False)
 
 
 @pytest.mark.parametrize("front", ["guard", "aguard", "router", "guarded", "graph", "server", "llm"])

@@ -121,7 +121,7 @@ def test_the_sdist_holds_what_a_developer_needs(distributions: Path) -> None:
     with tarfile.open(archive) as opened:
         names = {name.split("/", 1)[-1] for name in opened.getnames()}
     assert {"pyproject.toml", "constraints.txt", "Makefile", "LICENSE", "README.md", "tests/conftest.py"} <= names
-    assert {"mkdocs.yml", "SECURITY.md", "CITATION.cff", "docs/index.md", "scripts/build_docs.py"} <= names
+    assert {"mkdocs.yml", "SECURITY.md", "CITATION.cff", "docs/index.md", "scripts/check_words.py"} <= names
 
 
 def test_the_wheel_answers_on_its_own(warm_python: WarmPython, unpacked: Path) -> None:
@@ -134,13 +134,6 @@ def test_the_wheel_answers_on_its_own(warm_python: WarmPython, unpacked: Path) -
     found = warm_python.run(["-c", code, str(unpacked)], folder=unpacked)
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip() == "Paris"
-
-
-def test_the_command_runs_from_the_wheel(warm_python: WarmPython, unpacked: Path) -> None:
-    code = "import sys; from semgrad_guard import cli; assert cli.__file__.startswith(sys.argv.pop(1)); cli.app()"
-    found = warm_python.run(["-c", code, str(unpacked), "--help"], folder=unpacked)
-    assert found.returncode == 0, found.stderr
-    assert "calibrate" in found.stdout
 
 
 @pytest.fixture(scope="module")

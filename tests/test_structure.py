@@ -1,16 +1,24 @@
-"""The shape of the house: every package is acyclic inside, imports for type checking included."""
+"""The shape of the house, read from its syntax trees: imports, public names, who decides, and what Windows lacks.
+
+No machine with Windows runs these tests here; the last part finds what would fail there at import or at a first call.
+"""
 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+import semgrad_guard
 
 ROOT = Path(__file__).parents[1]
 TREES = (ROOT, ROOT / "integrations")
@@ -30,9 +38,15 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
+@cache
+def tree_of(name: str) -> ast.Module:
+    """The syntax tree of a module."""
+    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
+
+
 def imports(name: str) -> Iterator[str]:
     """The modules of ours that a module imports anywhere in its text."""
-    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(name)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
         elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
@@ -92,7 +106,7 @@ def public_names(name: str) -> set[str]:
     """`__all__`, or the names that a package imports as themselves, or those that a module defines."""
     if listed := getattr(import_module(name), "__all__", None):
         return set(listed)
-    body = ast.parse(MODULES[name].read_text(encoding="utf-8")).body
+    body = tree_of(name).body
     aliases = [alias for node in body if isinstance(node, ast.ImportFrom) for alias in node.names]
     defined = {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     return {alias.name for alias in aliases if alias.name == alias.asname} or {x for x in defined if x[0] != "_"}
@@ -100,7 +114,7 @@ def public_names(name: str) -> set[str]:
 
 def imports_of_private_names(name: str) -> Iterator[str]:
     """The imports by which a front reaches behind the public names."""
-    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(name)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "semgrad_guard")
         elif isinstance(node, ast.ImportFrom) and (module := node.module or "").split(".")[0] == "semgrad_guard":
@@ -115,8 +129,8 @@ def test_a_front_imports_public_names_only() -> None:
 
 
 def test_adapters_reexport_nothing() -> None:
-    tree = ast.parse(MODULES["semgrad_guard.adapters"].read_text(encoding="utf-8"))
-    assert not [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    nodes = ast.walk(tree_of("semgrad_guard.adapters"))
+    assert not [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
 
 
 def test_every_folder_has_a_layer() -> None:
@@ -126,3 +140,161 @@ def test_every_folder_has_a_layer() -> None:
     layers = {name.strip() for layer in house["layers"] for name in layer.split("|")}
     assert house["exhaustive"]
     assert layers == {name.split(".")[1] for name in MODULES if name.startswith("semgrad_guard.")}
+
+
+# What the package exports, and what importing it costs.
+
+
+def test_every_exported_name_exists_and_no_other() -> None:
+    for name in semgrad_guard.__all__:
+        assert getattr(semgrad_guard, name) is not None
+    assert set(dir(semgrad_guard)) == set(semgrad_guard.__all__)
+    assert len(semgrad_guard.__all__) <= 26  # the rest is in its modules
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = semgrad_guard.nonsense
+
+
+def test_importing_loads_neither_torch_nor_transformers() -> None:
+    code = "import sys, semgrad_guard, semgrad_guard.calibration; print({'torch', 'transformers'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
+
+
+def test_no_module_has_the_name_of_a_public_name() -> None:
+    """A module would take the place of a name that loads at its first use."""
+    packages = [import_module(name) for name, path in MODULES.items() if path.name == "__init__.py"]
+    listed = [(package, name) for package in packages for name in getattr(package, "__all__", ())]
+    assert [(package, name) for package, name in listed if isinstance(getattr(package, name), ModuleType)] == []
+    assert {f"{package.__name__}.{name}" for package, name in listed} & MODULES.keys() == set()
+
+
+# Only `semgrad_guard.guard` decides: no other module makes an action, or changes one; the rules are in one file.
+
+DECIDING = {"decide", "abstained", "escalated", "rejected", "without_text"}
+ELSEWHERE = {
+    "semgrad_guard.records": "`Verdict.delivered` tells an escalation from the target's side, its action unchanged",
+    "langchain_semgrad_guard.demo.library": "shows what another party's target may return",
+}
+"""The modules that write an action outside the guard, once each, and why this is not a decision."""
+Look = Callable[[ast.AST], Iterator[str]]
+
+
+def places(look: Look, names: Iterator[str]) -> dict[str, list[str]]:
+    """What is found in these modules, where something is."""
+    return {name: found for name in names if (found := list(look(tree_of(name))))}
+
+
+def decisions(tree: ast.AST) -> Iterator[str]:
+    """The places in a module's text that make or change an action."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name, given = ast.unparse(node.func), [keyword.arg for keyword in node.keywords]
+            if name in DECIDING:
+                yield f"line {node.lineno}: calls {name}"
+            if name == "Verdict.of" and {"action", None} & {*given}:
+                yield f"line {node.lineno}: builds a Verdict with an action"
+            if name.endswith(".revised") and "action" in given:
+                yield f"line {node.lineno}: changes an action"
+        if isinstance(node, ast.Dict) and any(isinstance(k, ast.Constant) and k.value == "action" for k in node.keys):
+            yield f"line {node.lineno}: writes an action"
+
+
+def rules(tree: ast.AST) -> Iterator[str]:
+    """The places in a module's text that tell modes apart, or read an action for unfamiliar or unscored answers."""
+    for node in (node for node in ast.walk(tree) if isinstance(node, ast.Compare)):
+        parts = list(ast.walk(node))
+        read = {part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "") for part in parts}
+        has_word = any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in parts)
+        if has_word and {"mode", "_mode", "on_unscored", "on_unfamiliar"} & read:
+            yield f"line {node.lineno}: compares {ast.unparse(node)}"
+
+
+def test_only_the_guard_decides() -> None:
+    found = places(decisions, (name for name in MODULES if not name.startswith("semgrad_guard.guard.")))
+    assert {name: len(lines) for name, lines in found.items()} == dict.fromkeys(ELSEWHERE, 1), found
+    text = "x = Verdict.of(action='answer')\ny = decide(x)\nz = x.revised(action='abstain')\nw = {'action': 'answer'}\n"
+    assert len(list(decisions(ast.parse(text)))) == 4
+
+
+def test_mode_and_familiarity_are_judged_in_one_file() -> None:
+    assert list(places(rules, iter(MODULES))) == ["semgrad_guard.guard.policy"]
+
+
+# What Windows lacks, unless the code asks first.
+
+LACKED = {
+    "os": (
+        "O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK chown chroot confstr fchown fdatasync fork forkpty geteuid getgid "
+        "getgroups getloadavg getpgid getpgrp getpriority getsid getuid initgroups killpg lchown lockf major makedev "
+        "mkfifo mknod nice openpty pathconf pipe2 posix_fadvise posix_fallocate posix_spawn pread preadv pwrite "
+        "register_at_fork sched_getaffinity sched_setaffinity sendfile setgid setpgid setpriority setsid setuid "
+        "statvfs sync sysconf tcgetpgrp ttyname uname wait wait3 wait4 waitid"
+    ),
+    "signal": (
+        "SIGALRM SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGTSTP SIGUSR1 SIGUSR2 SIGWINCH alarm pause "
+        "pthread_kill pthread_sigmask setitimer siginterrupt sigpending sigwait"
+    ),
+    "socket": "AF_UNIX SO_REUSEPORT",
+    "time": "clock_getres_ns clock_settime pthread_getcpuclockid tzset",
+}
+ABSENT = {"curses", "fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"}
+METHODS = {"add_signal_handler", "remove_signal_handler"}
+ROOTS = ("/dev/", "/proc/", "/sys/", "/tmp/", "/etc/", "/var/")  # noqa: S108 - looked for, not used
+QUESTIONS = ("os.name", "sys.platform", "platform.system", "hasattr")
+
+
+def unportable(tree: ast.AST) -> Iterator[str]:
+    """Each import, attribute and path that Windows lacks, with its line."""
+    aliases = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    homes = {alias.asname or alias.name: alias.name for alias in aliases}
+    for node in unguarded(tree):
+        match node:
+            case ast.Import(names=names):
+                found = [alias.name for alias in names if alias.name.split(".")[0] in ABSENT]
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                lacked = {alias.name for alias in names} & {*LACKED.get(module, "").split()}
+                found = [module] if module.split(".")[0] in ABSENT else sorted(lacked)
+            case ast.Attribute(value=value, attr=attr):
+                lacked = LACKED.get(homes.get(ast.unparse(value), ""), "").split()
+                found = [ast.unparse(node)] if attr in lacked or attr in METHODS else []
+            case ast.Constant(value=str(text)):
+                found = [text] if text.startswith(ROOTS) else []
+            case _:
+                found = []
+        yield from (f"line {getattr(node, 'lineno', 0)}: {one}" for one in found)
+
+
+def unguarded(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those behind a question about the system, or an import that may fail."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, (ast.If, ast.IfExp)) and any(word in ast.unparse(child.test) for word in QUESTIONS):
+            continue
+        if isinstance(child, ast.Try) and any("ImportError" in ast.unparse(handler) for handler in child.handlers):
+            continue
+        yield child
+        yield from unguarded(child)
+
+
+def test_nothing_that_windows_lacks() -> None:
+    assert places(unportable, iter(MODULES)) == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("import fcntl", True),
+        ("from resource import getrusage", True),
+        ("import os as system\nsystem.sync()", True),
+        ("from os import killpg", True),
+        ("import os, signal\nos.kill(1, signal.SIGKILL)", True),
+        ("loop.add_signal_handler(2, f)", True),
+        ("open('/proc/meminfo')", True),
+        ("import os\nif hasattr(os, 'fork'):\n    os.fork()", False),
+        ("import os, sys\nif sys.platform != 'win32':\n    os.sync()", False),
+        ("try:\n    import fcntl\nexcept ImportError:\n    fcntl = None", False),
+        ("import os\nos.replace('a', 'b')", False),
+        ("class os: pass\nmine.fork()", False),
+    ],
+)
+def test_what_asks_first_may(code: str, found: bool) -> None:
+    assert bool(list(unportable(ast.parse(code)))) == found

@@ -10,10 +10,9 @@ from required import pytest_addoption as pytest_addoption
 from required import pytest_runtest_makereport as pytest_runtest_makereport
 
 KNOWN, UNKNOWN = "What is the capital of Japan?", "What is the capital of Mongolia?"
-ANSWER, ABSTENTION, DRAFT = "Tokyo", "I don't know.", "Vienna"
-MODEL = "pocket"
+MODEL, DRAFT = "pocket", "Vienna"
 BOTH = pytest.mark.parametrize(
-    ("question", "text", "action"), [(KNOWN, ANSWER, "answer"), (UNKNOWN, ABSTENTION, "abstain")]
+    ("question", "text", "action"), [(KNOWN, "Tokyo", "answer"), (UNKNOWN, "I don't know.", "abstain")]
 )
 
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import httpx
 import pytest
 import required
 from required import pytest_runtest_makereport as pytest_runtest_makereport
+from serving import serving
 
 from semgrad_guard.errors import ModelNotFoundError
 from semgrad_guard.fetching import download, extract
@@ -26,7 +26,6 @@ from semgrad_guard.named import FETCHABLE, folder_of
 MODEL = FETCHABLE["smollm2"]
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "output" / "upstreams"
-KEY = "a-key-of-the-operator"
 START = 300
 """Seconds that a server has to load its model."""
 
@@ -51,7 +50,7 @@ Front = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
-def scorer() -> Path:
+def scorer_folder() -> Path:
     """The folder of the fetched SmolLM2."""
     try:
         return folder_of("smollm2")
@@ -76,7 +75,7 @@ PACKAGES = {"llama.cpp": "llama_cpp.server", "vllm": "vllm", "transformers serve
 def upstream(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server with OpenAI's protocol, which knows nothing of us."""
     python = Path(request.config.getoption("--vllm" if request.param == "vllm" else "--upstreams")).absolute()
-    scorer, package, more = request.getfixturevalue("scorer"), PACKAGES[request.param], dict[str, str]()
+    scorer, package, more = request.getfixturevalue("scorer_folder"), PACKAGES[request.param], dict[str, str]()
     if not python.exists() or subprocess.run([python, "-c", f"import {package}"], capture_output=True).returncode:
         pytest.skip(f"{package} is not installed for {python}")
     port = free_port()
@@ -118,26 +117,13 @@ def front(upstream: Running, tmp_path_factory: pytest.TempPathFactory) -> Front:
 
     @contextmanager
     def start(*options: str, scorer: bool = True) -> Generator[httpx.Client]:
-        folder, port = tmp_path_factory.mktemp("front"), free_port()
-        output = folder / "said"
-        command = [
-            sys.executable,
-            "-m",
-            "semgrad_guard.cli",
-            "serve",
-            "--port",
-            str(port),
-            "--log",
-            str(folder / "log.db"),
-        ]
-        command += ["--upstream", upstream.url, "--model", upstream.model, *options]
-        command += ["--scorer", "smollm2", "--dtype", "float32"] if scorer else []
-        with running(command, output) as process:
-            wait_for(f"http://127.0.0.1:{port}/readyz", process, output)
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
-                yield client
-            process.terminate()
-            assert process.wait(60) == 0, output.read_text()[-2000:]
+        copy = ["--scorer", "smollm2", "--dtype", "float32"] if scorer else []
+        given = ["--upstream", upstream.url, "--model", upstream.model, *copy, *options]
+        with (
+            serving(tmp_path_factory.mktemp("front"), *given) as server,
+            httpx.Client(base_url=server.url.removesuffix("/v1"), timeout=300) as client,
+        ):
+            yield client
 
     return start
 
@@ -160,7 +146,7 @@ def free_port() -> int:
 @contextmanager
 def running(command: Sequence[str], output: Path, **more: str) -> Generator[subprocess.Popen[bytes]]:
     """A process that ends with this, and its output in a file."""
-    environment = {"HF_HUB_OFFLINE": "1", **os.environ, "SEMGRAD_GUARD_UPSTREAM_API_KEY": KEY, **more}
+    environment = {"HF_HUB_OFFLINE": "1", **os.environ, **more}
     with output.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
         try:
             yield process

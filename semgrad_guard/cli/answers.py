@@ -76,13 +76,11 @@ class ModelWriter:
         return self.model.render(conversation).form
 
 
-async def _gathered(
-    url: str, work: Callable[[RemoteServer], Iterable[Awaitable[T]]], *, nan_as_null: bool = False
-) -> list[T]:
+async def _gathered(url: str, work: Callable[[RemoteServer], Iterable[Awaitable[T]]]) -> list[T]:
     """The results of work with the server at `url`, all of it at once; its connections are closed behind it."""
     from semgrad_guard.server.remote import RemoteServer
 
-    server = RemoteServer(url, api_key=os.environ.get(UPSTREAM_KEY), nan_as_null=nan_as_null)
+    server = RemoteServer(url, api_key=os.environ.get(UPSTREAM_KEY))
     try:
         return list(await asyncio.gather(*work(server)))
     finally:
@@ -149,9 +147,7 @@ class ServerWriter:
         settings |= {} if self.scorer.by_sentence is None else {"by": "sentence"}
 
         def answer(batch: Sequence[Question], _: int) -> list[Answer]:
-            answering = _gathered(
-                self.url, lambda server: (self._answer(server, one) for one in batch), nan_as_null=True
-            )
+            answering = _gathered(self.url, lambda server: (self._answer(server, one) for one in batch))
             return asyncio.run(answering)
 
         with (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -66,7 +66,6 @@ PROMISED = sa.and_(decisions.c.promised, decisions.c.action == "answer", decisio
 RANDOMLY_GRADED = sa.select(feedback.c.decision_id).where(feedback.c.sampling == "random")
 
 _LONGEST_REASON = 300
-_AT_ONCE = 500
 
 E = TypeVar("E", bound=Entry)
 
@@ -177,30 +176,25 @@ class Database:
 
     def _rows(self, query: sa.Select[Any]) -> list[Row]:
         """Decisions, each with the feedback on it that counts."""
-        grades: dict[str, Feedback] = {}
+        shown = query.with_only_columns(decisions.c.id)
         with self._transaction() as connection:
             rows = connection.execute(query).mappings().all()
-            for some in _some_of([row["id"] for row in rows], feedback.c.decision_id):
-                grades |= _graded(connection, some)
+            grades = _graded(connection, sa.select(feedback).where(feedback.c.decision_id.in_(shown)))
         return [(_entry(Decision, row), grades.get(row["id"])) for row in rows]
 
     def draw(self, size: int, *, since: datetime) -> list[Decision]:
         """Draw watched promised answers at random to be graded: so many of those that were never drawn."""
         fresh = sa.and_(decisions.c.alpha.is_not(None), decisions.c.drawn.is_(None))
-        query = sa.select(decisions.c.id).where(PROMISED, fresh, decisions.c.at >= since.timestamp())
+        query = sa.select(decisions).where(PROMISED, fresh, decisions.c.at >= since.timestamp())
         with self._transaction() as connection:
-            ids = connection.scalars(query).all()
-            found: list[Decision] = []
-            for some in _some_of(secrets.SystemRandom().sample(ids, min(size, len(ids)))):
-                rows = connection.execute(sa.select(decisions).where(some)).mappings()
-                found += [_entry(Decision, row) for row in rows]
-        return found
+            rows = connection.execute(query).mappings().all()
+        return [_entry(Decision, row) for row in secrets.SystemRandom().sample(rows, min(size, len(rows)))]
 
     def mark_drawn(self, ids: Sequence[str]) -> None:
         """Mark decisions as drawn, so that feedback on them counts as random, and none is drawn twice."""
+        now = datetime.now(UTC).timestamp()
         with self._transaction() as connection:
-            for some in _some_of(ids):
-                connection.execute(sa.update(decisions).where(some).values(drawn=datetime.now(UTC).timestamp()))
+            connection.execute(sa.update(decisions).where(decisions.c.id.in_(ids)).values(drawn=now))
 
     def promises(self) -> dict[str, tuple[float, float, int]]:
         """alpha and delta of every calibration that has promised an answer, that of the latest decision first; and how
@@ -222,13 +216,13 @@ class Database:
         """The grades of promised answers that were drawn at random, by calibration and decision, in the order in which
         the answers were first graded so.
         """
-        random = sa.select(decisions.c.id, decisions.c.calibration_id).where(
-            PROMISED, decisions.c.id.in_(RANDOMLY_GRADED)
-        )
+        promised = sa.select(decisions.c.id, decisions.c.calibration_id).where(PROMISED)
+        random = sa.select(feedback).where(feedback.c.sampling == "random")
         grades: dict[str, dict[str, bool]] = {}
         with self._transaction() as connection:
-            calibrations = {row.id: row.calibration_id for row in connection.execute(random)}
-            found = _graded(connection, feedback.c.sampling == "random")
+            known = promised.where(decisions.c.id.in_(RANDOMLY_GRADED))
+            calibrations = {row.id: row.calibration_id for row in connection.execute(known)}
+            found = _graded(connection, random)
         for name, grade in found.items():
             if (calibration := calibrations.get(name)) is not None:
                 grades.setdefault(calibration, {})[name] = grade.right
@@ -332,16 +326,10 @@ def opened(given: str | None) -> Generator[Database]:
         yield database
 
 
-def _some_of(ids: Sequence[str], column: sa.Column[Any] = decisions.c.id) -> Iterator[sa.ColumnElement[bool]]:
-    """Conditions that together select these ids: databases limit the parameters of a query."""
-    return (column.in_(ids[start : start + _AT_ONCE]) for start in range(0, len(ids), _AT_ONCE))
-
-
-def _graded(connection: sa.Connection, some: sa.ColumnElement[bool]) -> dict[str, Feedback]:
+def _graded(connection: sa.Connection, some: sa.Select[Any]) -> dict[str, Feedback]:
     """Of some feedback that which counts, by decision, in the order of the first on each."""
     found: dict[str, Feedback] = {}
-    query = sa.select(feedback).where(some).order_by(feedback.c.at, feedback.c.id)
-    for row in connection.execute(query).mappings():
+    for row in connection.execute(some.order_by(feedback.c.at, feedback.c.id)).mappings():
         entry = _entry(Feedback, row)
         if (before := found.get(entry.decision_id)) is None or entry.replaces(before):
             found[entry.decision_id] = entry

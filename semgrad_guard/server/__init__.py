@@ -4,12 +4,11 @@ settings      the settings of a server, however it is started
 assembly      from settings to a server: models, policies, log, application
 hosting       where it listens, and for how long a client may keep it waiting
 gate          keys, hosts and the number of requests
-app           routes, pages and errors
+app           routes, pages, the decision log over HTTP, and errors
 protocol      requests, checked, and translated into the records of the engine; those that another server answers
 errors        errors as they leave, in the client's own words
 service       models, policies and targets: drafts are made, the guard decides
-writing       one model's prompts and scored drafts
-scheduler     the queue of requests to one model
+scheduler     requests to one model, their scored drafts, and their queue
 remote        another server, and the form of its answers
 upstream      another server that writes drafts, or answers instead
 answers       answers and verdicts as they leave, and a client's cuts of them

@@ -8,9 +8,9 @@ import logging
 import secrets
 import time
 import traceback
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from html import escape
 from importlib.resources import files
@@ -23,9 +23,11 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
 import semgrad_guard
-from semgrad_guard.server import decisions
+from semgrad_guard.calibration import Calibration
+from semgrad_guard.calibration.promise import PromiseMonitor
+from semgrad_guard.decision_log.entries import Decision, Feedback, parse_since
+from semgrad_guard.errors import InputError
 from semgrad_guard.server.completions import (
-    ClientGoneError,
     Translation,
     completion,
     headers,
@@ -33,7 +35,7 @@ from semgrad_guard.server.completions import (
     streamed,
     unless_gone,
 )
-from semgrad_guard.server.errors import BUGS, HttpError, error_about, http_error_of
+from semgrad_guard.server.errors import BUGS, ClientGoneError, HttpError, error_about, http_error_of
 from semgrad_guard.server.gate import Gate, Keys
 from semgrad_guard.server.metrics import CONTENT_TYPE
 from semgrad_guard.server.protocol import (
@@ -132,7 +134,7 @@ def make_app(
         open_paths=PATHS,
         report=partial(_reported, service),
     )
-    _handle_errors(app, service)
+    app.add_exception_handler(HTTPException, _unrouted)
     Routes(service, limits).add_to(app)
     return app
 
@@ -216,21 +218,20 @@ class Routes:
     async def feedback(self, request: Request) -> Mapping[str, Any]:
         """Whether a delivered answer was right."""
         body = await self._read(request, FeedbackRequest)
-        return await asyncio.to_thread(decisions.feedback, self._log, body, current=self._service.calibrations)
+        return await asyncio.to_thread(_feedback, self._log, body, current=self._service.calibrations)
 
     async def decisions(self, request: Request) -> Mapping[str, Any]:
         """Decisions, the latest first."""
-        return await asyncio.to_thread(
-            decisions.decisions, self._log, _checked(dict(request.query_params), DecisionsRequest)
-        )
+        query = _checked(dict(request.query_params), DecisionsRequest)
+        return await asyncio.to_thread(_decisions, self._log, query)
 
     async def promises(self) -> Mapping[str, Any]:
         """Whether the promises of the calibrations hold, by the grades of answers that were drawn at random."""
-        return await asyncio.to_thread(decisions.promises, self._log, current=self._service.calibrations)
+        return await asyncio.to_thread(_promises, self._log, current=self._service.calibrations)
 
     async def savings(self, since: str | None = None) -> Mapping[str, Any]:
         """What escalating only what is doubtful has saved, and cost."""
-        return await asyncio.to_thread(decisions.savings, self._log, since)
+        return await asyncio.to_thread(_savings, self._log, since)
 
     @property
     def _log(self) -> DecisionLog:
@@ -263,6 +264,59 @@ class Routes:
 
     async def _read(self, request: Request, kind: type[B]) -> B:
         return _checked(parse_json(await _body(request, self._limits)), kind)
+
+
+# The decision log over HTTP.
+
+
+def _feedback(log: DecisionLog, request: FeedbackRequest, *, current: Collection[str]) -> dict[str, Any]:
+    """Log whether a delivered answer was right; `current` are the calibrations that decide."""
+    try:
+        entry = log.feedback(request.decision_id, right=request.right, grader=request.grader, current=current)
+    except InputError as error:
+        raise HttpError(404, "decision_not_found", str(error), fields=("decision_id",)) from error
+    return {"object": "feedback", **entry.model_dump(mode="json")}
+
+
+def _decisions(log: DecisionLog, request: DecisionsRequest) -> dict[str, Any]:
+    """Decisions, the latest first; those on withheld answers without their scores and times."""
+    log.flush()
+    rows = log.database.decisions(
+        since=None if request.since is None else parse_since(request.since),
+        action=request.action,
+        limit=request.limit + 1,
+        before=request.after,
+    )
+    data = [_listed(decision, feedback) for decision, feedback in rows[: request.limit]]
+    return {"object": "list", "data": data, "has_more": len(rows) > request.limit}
+
+
+def _promises(log: DecisionLog, *, current: Mapping[str, Calibration]) -> dict[str, Any]:
+    """Whether the promises in the log hold, those of the calibrations that decide (`current`) first."""
+    logged = {str(one.calibration_id): one for one in log.promises()}
+    for name, calibration in current.items():
+        if calibration.threshold is not None and calibration.is_about_answers and name not in logged:
+            logged[name] = PromiseMonitor(calibration.alpha, calibration.delta).report(calibration_id=name)
+    data = [{**one.model_dump(), "words": str(one), "current": name in current} for name, one in logged.items()]
+    return {"object": "list", "data": sorted(data, key=lambda one: not one["current"])}
+
+
+def _savings(log: DecisionLog, since: str | None) -> dict[str, Any]:
+    """What the decisions since a time have saved and cost, over whole blocks of them."""
+    log.flush()
+    found = log.database.savings(since=parse_since(since or "7d"))
+    spent = {action: asdict(one) for action, one in found.spent.items()}
+    return {"object": "savings", "requests": found.counts, "sums": spent, "words": found.words()}
+
+
+def _listed(decision: Decision, feedback: Feedback | None) -> dict[str, Any]:
+    shown = (
+        None if feedback is None else feedback.model_dump(mode="json", include={"at", "right", "sampling", "grader"})
+    )
+    partly = decision.is_part
+    decision = decision if decision.shows_draft else decision.without_score()
+    row = decision.model_dump(mode="json", exclude={"drawn"})  # which would tell a client which grades will count
+    return {"object": "decision", **row, "delivery": decision.delivery, "partly_withheld": partly, "feedback": shown}
 
 
 class Pages:
@@ -327,27 +381,18 @@ async def _body(request: Request, limits: Limits) -> bytes:
     return bytes(body)
 
 
-def _handle_errors(app: FastAPI, service: Service) -> None:
-    async def answer(_: Request, error: Exception) -> Response:
-        if isinstance(error, ClientGoneError):
-            return Response(status_code=499)
-        if isinstance(error, HTTPException):
-            texts = {404: ("not_found", _NO_ROUTE), 405: ("method_not_allowed", "use another method")}
-            code, text = texts.get(error.status_code, ("invalid_request", "the request cannot be read"))
-            error = HttpError(error.status_code, code, text, headers=error.headers)
-        return _reported(service, error).response
-
-    for kind in (HTTPException, HttpError, ClientGoneError, semgrad_guard.SemGradGuardError):
-        app.add_exception_handler(kind, answer)
+async def _unrouted(_: Request, error: Exception) -> Response:
+    """What the framework itself refuses; the gate answers every error."""
+    assert isinstance(error, HTTPException)  # noqa: S101 - as it is registered
+    texts = {404: ("not_found", _NO_ROUTE), 405: ("method_not_allowed", "use another method")}
+    code, text = texts.get(error.status_code, ("invalid_request", "the request cannot be read"))
+    raise HttpError(error.status_code, code, text, headers=error.headers) from error
 
 
 def _reported(
     service: Service, error: BaseException, *, about: Callable[[BaseException], HttpError] = http_error_of
 ) -> HttpError:
     """The answer to an error. A bug is logged by its place and its kind, without its text, which may be a client's."""
-    cause = error.__cause__
-    if isinstance(error, RuntimeError) and isinstance(cause, semgrad_guard.SemGradGuardError):
-        error = cause  # the framework raises an error of its own where an answer had begun
     problem = about(error)
     service.metrics.failed(problem.code)
     if problem.code in BUGS:

@@ -131,12 +131,7 @@ class _Maker:
         url = self.settings.upstream
         if url is None:
             return None
-        return RemoteServer(
-            url,
-            api_key=os.environ.get(UPSTREAM_KEY),
-            timeout=self.settings.timeout or 120.0,
-            nan_as_null=self.settings.scorer is None,
-        )
+        return RemoteServer(url, api_key=os.environ.get(UPSTREAM_KEY), timeout=self.settings.timeout or 120.0)
 
     @cached_property
     def target(self) -> RemoteTarget | None:

@@ -43,7 +43,7 @@ from semgrad_guard.server.answers import (
     public_sentence,
     tool_call_fields,
 )
-from semgrad_guard.server.errors import ENDING, HttpError
+from semgrad_guard.server.errors import ENDING, ClientGoneError, HttpError
 from semgrad_guard.server.service import Call, Service
 
 Json = dict[str, Any]
@@ -282,10 +282,6 @@ def _together(outcomes: Sequence[Outcome[Answer]]) -> Json | list[Json]:
 T = TypeVar("T")
 Step = Piece | SentencePiece | Outcome[Answer]
 _BEAT = ": waiting\n\n"
-
-
-class ClientGoneError(Exception):
-    """There is no client left to answer."""
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:

@@ -90,6 +90,10 @@ class HttpError(Exception):
         return JSONResponse(self.body, status_code=self.status, headers=self.headers)
 
 
+class ClientGoneError(Exception):
+    """There is no client left to answer."""
+
+
 ENDING = HttpError(503, "shutting_down", "the server is shutting down; try again later", headers=_LATER)
 """The error of requests that still wait when the server ends."""
 

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.server.errors import ENDING, HttpError
+from semgrad_guard.server.errors import ENDING, ClientGoneError, HttpError
 
 _HEALTH = frozenset({"/healthz", "/readyz"})
 _PROBES = _HEALTH | {"/metrics"}
@@ -97,8 +97,8 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let one request in, or answer it here.
 
-        A bug ends here: servers would log it with its text, which may be a client's. So does a cancellation, which
-        comes when the time to finish running requests is over: servers would answer it as if it were a bug.
+        Every error ends here. Servers would log a bug with its text, which may be a client's; and they would take a
+        cancellation for one, which comes when the time to finish running requests is over.
         """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -129,7 +129,8 @@ class Gate:
             self._check_key(headers, path)
             if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
                 enter()  # a route need not read such a body
-            await self._app(scope, receiving, sending)
+            with suppress(ClientGoneError):
+                await self._app(scope, receiving, sending)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - see above
             problem = self._report(ENDING if isinstance(error, asyncio.CancelledError) else error)
             if not begun:

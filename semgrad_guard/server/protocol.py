@@ -10,9 +10,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
+from pydantic_core import from_json
 
 from semgrad_guard.adapters.calls import BLOCKS, AnswerForm, short_id
 from semgrad_guard.calibration.call_options import HARMLESS, NEUTRAL
@@ -22,17 +34,17 @@ from semgrad_guard.records import Message, ToolCall
 from semgrad_guard.server.answers import Cuts
 from semgrad_guard.server.errors import problem_of
 
-DEPTH = 64
-"""How deeply a body may be nested."""
 LONGEST_STOP = 256
 """Characters of a stop string: the model waits while all its spellings in the vocabulary are found."""
 CUTS = ("max_completion_tokens", "max_tokens", "stop")
 """The fields by which a client cuts an answer off."""
 _OF_MACHINES = frozenset({"num_ctx", "num_batch", "num_thread", "num_gpu", "use_mmap", "use_mlock", "keep_alive"})
 """Ollama's fields for memory and threads, which Open WebUI may send to any server. They change no answer here."""
+_OURS = frozenset({"model", "stream", "n", "semgrad_guard"})
+"""The fields that decide how we answer: they must be valid also where another server answers."""
+_SCORED = frozenset({"messages", "tools", "tool_choice", "response_format"})
+"""The fields that make the prompt."""
 _SEEDS = 2**62
-_SWITCHES = frozenset({"enable_thinking", "thinking"})
-"""Names of chat templates' switch for thinking: either turns it, whatever the template's own name is."""
 
 
 class Sent(BaseModel):
@@ -103,11 +115,21 @@ class ChatMessage(_Earlier):
         return Message(role, text, tool_calls=calls, tool_call_id=short_id(self.tool_call_id), name=self.name)
 
 
-class StreamOptions(Sent):
+class StreamOptions(BaseModel):
     """The parts of a stream next to the answer."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     include_usage: StrictBool = False
     include_obfuscation: StrictBool | None = None
+
+
+class Switches(Sent):
+    """Chat templates' switch for thinking: either name turns it, whatever the template's own is. Other options of the
+    template are the operator's to set."""
+
+    enable_thinking: StrictBool | None = None
+    thinking: StrictBool | None = None
 
 
 class NoSettings(Sent):
@@ -136,9 +158,24 @@ class ChatRequest(BaseModel):
     temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: StrictInt | None = Field(default=None, ge=0)
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Switches | None = None
     reasoning_effort: StrictStr | None = Field(default=None, max_length=32)
     semgrad_guard: NoSettings | None = None
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _or_left(cls, value: Any, read: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        """In a request that another server answers, leave a field out that cannot be read; the context notes why."""
+        left: dict[str, str] | None = info.context
+        try:
+            return read(value)
+        except ValidationError as error:
+            name, question = str(info.field_name), _question(value)
+            if left is None or name in _OURS or (name == "messages" and not question):
+                raise
+            place, problem = problem_of(error)
+            left[name] = f"{'.'.join(filter(None, (name, place)))}: {problem}"
+            return read(question) if name == "messages" else None
 
     @property
     def count(self) -> int:
@@ -168,7 +205,8 @@ class ChatRequest(BaseModel):
         Raises:
             InputError: the request has such fields.
         """
-        given = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+        sent = {**((self.stream_options and self.stream_options.model_extra) or {}), **(self.model_extra or {})}
+        given = {name: value for name, value in sent.items() if value is not None}
         for name, neutral in NEUTRAL.items():
             if name in given and given.pop(name) not in neutral:
                 raise InputError(f"{name!r} is not supported by this server; leave it out").about(name)
@@ -201,19 +239,11 @@ class ChatRequest(BaseModel):
         return AnswerForm.of({"tools": tools, "tool_choice": choice, "response_format": self.response_format})
 
     def switches(self) -> dict[str, Any]:
-        """The chat template's options about the reasoning before the answer.
-
-        Raises:
-            InputError: other options of the chat template, which are the operator's to set.
-        """
-        given = {name: value for name, value in (self.chat_template_kwargs or {}).items() if value is not None}
-        if not set(given) <= _SWITCHES or not all(isinstance(value, bool) for value in given.values()):
-            names = " or ".join(sorted(_SWITCHES))
-            raise InputError(f"chat_template_kwargs takes {names}, true or false; leave others out").about(
-                "chat_template_kwargs"
-            )
+        """The chat template's options about the reasoning before the answer."""
+        given = self.chat_template_kwargs or Switches()
+        turned = [value for value in (given.enable_thinking, given.thinking) if value is not None]
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return {**({"thinking": "on" if any(given.values()) else "off"} if given else {}), **effort}
+        return {**({"thinking": "on" if any(turned) else "off"} if turned else {}), **effort}
 
     @property
     def cuts(self) -> Cuts:
@@ -287,38 +317,19 @@ class DecisionsRequest(Sent):
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """A body as plain data.
+    """A body as plain data; pydantic's parser takes no NaN, no half of a character, and some 200 levels.
 
     Raises:
-        InputError: it is not a JSON object, holds numbers or texts that JSON or UTF-8 cannot write, or is nested too
-            deeply.
+        InputError: it is not a JSON object, or holds such things.
     """
     try:
-        value: Any = json.loads(body.decode())
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # no NaN, no 1e999, no half of a character
-    except RecursionError as error:
-        raise InputError("the body is nested too deeply") from error
-    except UnicodeError as error:
-        raise InputError("the body holds text that is not UTF-8") from error
+        value = from_json(body, allow_inf_nan=False)
+        json.dumps(value, allow_nan=False)  # no 1e999 either
     except ValueError as error:
-        raise InputError("the body is not JSON") from error
+        raise InputError(f"the body is not JSON that this server reads: {error}") from error
     if not isinstance(value, dict):
         raise InputError("the body is a JSON object")
-    if _depth(value) > DEPTH:
-        raise InputError(f"the body is nested more than {DEPTH} levels deep")
     return cast("dict[str, Any]", value)
-
-
-def _depth(value: Any) -> int:
-    """How deeply containers are nested."""
-    depth, level = 0, [value]
-    while level:
-        depth += 1
-        below: list[Any] = []
-        for one in level:
-            below += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
-        level = below
-    return depth
 
 
 def _text(content: str | Sequence[Mapping[str, Any]] | None, number: int) -> str:
@@ -354,11 +365,6 @@ def _call(call: Call, number: int, place: int) -> ToolCall:
 # Requests that another server answers. It may do more than our engine, and checks its requests itself: only the fields
 # that we need are read. A request that the scorer cannot read is passed on, and its answer has no score.
 
-_OURS = frozenset({"model", "messages", "stream", "n", "semgrad_guard"})
-"""The fields that decide how we answer: they must be valid."""
-_SCORED = frozenset({"tools", "tool_choice", "response_format"})
-"""The fields that change the prompt, next to the messages."""
-
 
 @dataclass(frozen=True)
 class Forwarded:
@@ -371,6 +377,25 @@ class Forwarded:
     unread: str | None = None
     left: Mapping[str, str] = field(default_factory=dict[str, str])
 
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Self:
+        """Read a request that another server answers.
+
+        Raises:
+            ValidationError: a field that decides how we answer is wrong.
+        """
+        left = dict[str, str]()
+        request = ChatRequest.model_validate(body, context=left)
+        unread = [problem for name, problem in left.items() if name in _SCORED]
+        try:
+            conversation, form = request.conversation(), request.form()
+        except InputError as error:
+            unread.append(str(error))
+            conversation, form = (), AnswerForm()
+        if unread:
+            return cls(request, unread=f"the scorer cannot read the request ({'; '.join(unread)})", left=left)
+        return cls(request, conversation, form, left=left)
+
     def require_cuts(self) -> None:
         """Refuse cuts that this server is to make and cannot read.
 
@@ -381,47 +406,11 @@ class Forwarded:
             raise InputError(unread[0])
 
 
-def forwarded(body: Mapping[str, Any]) -> Forwarded:
-    """Read a request that another server answers.
-
-    Raises:
-        ValidationError: a field that decides how we answer is wrong.
-    """
-    kept, unread, left = dict(body), list[str](), dict[str, str]()
-    if isinstance(options := body.get("stream_options"), dict):  # other servers know further ones
-        known = cast("dict[str, Any]", options)
-        kept["stream_options"] = {name: value for name, value in known.items() if name == "include_usage"}
-    while True:
-        try:
-            request = ChatRequest.model_validate(kept)
-            break
-        except ValidationError as error:
-            place, problem = problem_of(error)
-            name = place.partition(".")[0]
-            if name == "messages" and (question := _question(body.get("messages"))) is not None:
-                kept["messages"] = [{"role": "user", "content": question}]
-            elif name in _OURS or name not in kept:
-                raise
-            else:
-                del kept[name]
-                left[name] = f"{place}: {problem}"
-            if name in ("messages", *_SCORED):
-                unread.append(f"{place}: {problem}")
-    try:
-        conversation, form = request.conversation(), request.form()
-    except InputError as error:
-        unread.append(str(error))
-        conversation, form = (), AnswerForm()
-    if unread:
-        reason = f"the scorer cannot read the request ({'; '.join(unread)})"
-        return Forwarded(request, unread=reason, left=left)
-    return Forwarded(request, conversation, form, left=left)
-
-
-def _question(messages: Any) -> str | None:
-    """The user's last message as far as it is text; None where these are not messages at all."""
+def _question(messages: Any) -> list[dict[str, str]]:
+    """The user's last message as far as it is text; none where these are not messages at all."""
     listed = cast("list[Any]", messages) if isinstance(messages, list) else []
-    if not listed or not all(isinstance(message, dict) for message in listed):
-        return None
+    if not all(isinstance(message, dict) for message in listed):
+        return []
     texts = [message.get("content") for message in listed if message.get("role") == "user"]
-    return texts[-1] if texts and isinstance(texts[-1], str) else ""
+    text = texts[-1] if texts and isinstance(texts[-1], str) else ""
+    return [{"role": "user", "content": text}] if listed else []

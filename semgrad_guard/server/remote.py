@@ -36,9 +36,6 @@ _BOM = b"\xef\xbb\xbf"
 class RemoteServer:
     """Another server. `timeout` are the seconds in which it must send something.
 
-    With `nan_as_null` the numbers that JSON does not have (servers in Python write NaN) are null, for readers that
-    look at each number; else they make an answer invalid.
-
     Raises:
         InputError: the URL is invalid.
     """
@@ -49,7 +46,6 @@ class RemoteServer:
         *,
         api_key: str | None = None,
         timeout: float = 120.0,
-        nan_as_null: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         try:
@@ -60,7 +56,7 @@ class RemoteServer:
             raise InputError(f"{url!r} is not a URL such as http://localhost:8000/v1")
         self.url = str(parsed).rstrip("/")
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-        self._timeout, self._transport, self._nan_as_null = timeout, transport, nan_as_null
+        self._timeout, self._transport = timeout, transport
         self._client: httpx.AsyncClient | None = None
 
     async def chat(self, body: Mapping[str, Any], *, words: bool = True) -> dict[str, Any]:
@@ -70,7 +66,7 @@ class RemoteServer:
             UpstreamError: there is no answer that can be read.
         """
         async with self.open(_CHAT, body, words=words) as response:
-            return _json(await _body(response), nan_as_null=self._nan_as_null)
+            return _json(await _body(response))
 
     async def chat_stream(self, body: Mapping[str, Any], *, words: bool = True) -> AsyncGenerator[dict[str, Any]]:
         """The chunks of a streamed chat completion, to its proper end: a reason why the answer has ended.
@@ -87,7 +83,7 @@ class RemoteServer:
                 if data == b"[DONE]":
                     finished = finished or not gives_reasons
                     break
-                chunk = _json(data, nan_as_null=self._nan_as_null)
+                chunk = _json(data)
                 if kind == b"error" or chunk.get("error") is not None or chunk.get("object") == "error":
                     raise UpstreamError("the upstream failed while it answered", passing=True)
                 reasons = _reasons(chunk)
@@ -188,9 +184,10 @@ async def _body(response: httpx.Response) -> bytes:
     return b"".join([piece async for piece in _pieces(response)])
 
 
-def _json(data: bytes, *, nan_as_null: bool = False) -> dict[str, Any]:
+def _json(data: bytes) -> dict[str, Any]:
+    """An object; null where JSON has no such number (servers in Python write NaN)."""
     try:
-        found = json.loads(data, parse_constant=(lambda _: None) if nan_as_null else None)
+        found = json.loads(data, parse_constant=lambda _: None)
         json.dumps(found, allow_nan=False)  # only valid JSON can be passed on
     except (ValueError, RecursionError) as error:
         raise UpstreamError("the upstream sent invalid JSON") from error

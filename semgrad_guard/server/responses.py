@@ -36,6 +36,15 @@ _NAMES: Mapping[str, str] = {
 _OF_CHATS: Mapping[str, str] = {**{name: own for name, own in _NAMES.items() if "." not in name}, "n": ""}
 _KEPT_NOWHERE = ("previous_response_id", "conversation", "prompt", "background")
 _LOGPROBS = "message.output_text.logprobs"
+_ECHOED: Mapping[str, Any] = {
+    **dict.fromkeys(("instructions", "max_output_tokens", "reasoning", "temperature", "top_p")),
+    "parallel_tool_calls": True,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "truncation": "disabled",
+}
+"""The fields of a request that its response repeats, with their defaults."""
 
 
 class TextFormat(Sent):
@@ -291,19 +300,10 @@ class ResponsesTranslation(Translation):
             "model": output.head["model"],
             "output": list(output.items),
             "usage": None if used is None else _usage(used, record or {}),
-            "instructions": sent.get("instructions"),
-            "max_output_tokens": sent.get("max_output_tokens"),
+            **{name: usual if sent.get(name) is None else sent[name] for name, usual in _ECHOED.items()},
             "metadata": {**(sent.get("metadata") or {}), **verdict},
-            "parallel_tool_calls": sent.get("parallel_tool_calls", True),
             "previous_response_id": None,
-            "reasoning": sent.get("reasoning"),
             "store": False,
-            "temperature": sent.get("temperature"),
-            "text": sent.get("text") or {"format": {"type": "text"}},
-            "tool_choice": sent.get("tool_choice") or "auto",
-            "tools": sent.get("tools") or [],
-            "top_p": sent.get("top_p"),
-            "truncation": sent.get("truncation") or "disabled",
             **({} if record is None else {KEY: record}),
         }
 

@@ -37,10 +37,9 @@ from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import KEY, Answer, Cuts, public_record
 from semgrad_guard.server.errors import HttpError
 from semgrad_guard.server.metrics import Metrics
-from semgrad_guard.server.protocol import ChatRequest, Forwarded, ScoreRequest, forwarded
-from semgrad_guard.server.scheduler import ModelQueue
+from semgrad_guard.server.protocol import ChatRequest, Forwarded, ScoreRequest
+from semgrad_guard.server.scheduler import AnswerRequest, ForeignText, ModelQueue
 from semgrad_guard.server.upstream import RemoteTarget, Upstream, UpstreamRequest
-from semgrad_guard.server.writing import AnswerRequest, ForeignText
 
 if TYPE_CHECKING:  # it needs the extra `log`
     from semgrad_guard.decision_log.decision_log import DecisionLog
@@ -203,7 +202,7 @@ class Service:
         """
         known = self.models.get(str(body.get("model")))
         is_ours = known is None or known.upstream is None
-        read = Forwarded(ChatRequest.model_validate(body)) if is_ours else forwarded(body)
+        read = Forwarded(ChatRequest.model_validate(body)) if is_ours else Forwarded.of(body)
         request, served = read.request, self.model(read.request.model)
         most = served.most if is_ours else _MOST_OF_UPSTREAM
         if request.count > most:
@@ -279,14 +278,7 @@ class Service:
         record = {"object": "score", "model": served.name, KEY: public_record(verdict)}
         if by is None or verdict.uncertainty is None:
             return record
-        segments = await served.scheduler.segments(foreign, by)
-        return {
-            **record,
-            "segments": [
-                {"text": segment.text, "start": segment.start, "end": segment.end, "uncertainty": uncertainty}
-                for segment, uncertainty in segments
-            ],
-        }
+        return {**record, "segments": await served.scheduler.segments(foreign, by)}
 
     def close(self) -> None:
         """End the models' threads, and bring the log up to date."""

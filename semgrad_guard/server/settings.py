@@ -90,23 +90,11 @@ class LogOptions:
     no_log: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Models:
-    model: Annotated[tuple[str, ...] | str | None, Bounds(check=require_name)] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Calibrations:
-    calibration: Annotated[tuple[str, ...] | str, Bounds(check=require_name)] = ()
-
-
 class ServerSettings(
     BaseModel,
-    _Models,
     LoadingOptions,
     EngineChoice,
     EstimatorChoice,
-    _Calibrations,
     PolicyOptions,
     DeliveryOptions,
     SentenceOptions,
@@ -126,6 +114,9 @@ class ServerSettings(
     Raises:
         ValidationError: one is out of its range, or two contradict each other.
     """
+
+    model: Annotated[tuple[str, ...] | str | None, Bounds(check=require_name)] = None
+    calibration: Annotated[tuple[str, ...] | str, Bounds(check=require_name)] = ()
 
     @model_validator(mode="after")
     def _agree(self) -> ServerSettings:

@@ -28,8 +28,7 @@ from semgrad_guard.guard.reported import prompt_of
 from semgrad_guard.server.answers import KEY, Answer, Cuts, pieces_of
 from semgrad_guard.server.protocol import CUTS, Forwarded
 from semgrad_guard.server.remote import RemoteServer, RemoteText, SentBody, SentUsage, answers_in
-from semgrad_guard.server.scheduler import ReportedQueue, Scheduler
-from semgrad_guard.server.writing import ForeignText
+from semgrad_guard.server.scheduler import ForeignText, ReportedQueue, Scheduler
 
 _KEPT_BACK = frozenset({"semgrad_guard", "stream", "stream_options", "model", "n"})
 _OF_THE_PROMPT = frozenset(
@@ -56,12 +55,13 @@ class Upstream:
     usual: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def sent(self, request: UpstreamRequest) -> dict[str, Any]:
-        """The fields for the other server.
+        """The fields for the other server, without those that depend on whether it streams.
 
         Raises:
-            InputError: as `UpstreamRequest.sent`.
+            InputError: one of them would cut a draft off that is to be decided on as a whole.
         """
-        given = {name: value for name, value in request.sent.items() if value is not None or name not in self.usual}
+        whole = _whole(request)
+        given = {name: value for name, value in whole.items() if value is not None or name not in self.usual}
         if not isinstance(self.scheduler, ReportedQueue):
             return given
         wanted, top = self.scheduler.scorer.request, given.get("top_logprobs")
@@ -71,9 +71,10 @@ class Upstream:
 
     async def answer(self, request: UpstreamRequest) -> Sequence[Draft[Answer]]:
         """The scored drafts of a request."""
-        body = {**self.sent(request), "model": request.model, "n": request.count, "stream": False}
+        own = request.read.request
+        body = {**self.sent(request), "model": own.model, "n": own.count, "stream": False}
         body = await self.server.chat(body, words=request.cuts is None)
-        return [await self.scored(request, answer) for answer in answers_in(body, request.count)]
+        return [await self.scored(request, answer) for answer in answers_in(body, own.count)]
 
     def live(self, request: UpstreamRequest) -> RemoteAnswer:
         """An answer that is being written there."""
@@ -161,33 +162,20 @@ class UpstreamRequest:
     limit: int
     terms: Terms | None = None
 
-    @property
-    def model(self) -> str:
-        """The other server's name for the model."""
-        return self.read.request.model
 
-    @property
-    def count(self) -> int:
-        """How many answers the client wants."""
-        return self.read.request.count
-
-    @property
-    def sent(self) -> dict[str, Any]:
-        """The fields for the other server, without those that depend on whether it streams.
-
-        Raises:
-            InputError: one of them would cut a draft off that is to be decided on as a whole.
-        """
-        body = _forwarded(self.body)
-        if self.cuts is None:
-            return body
-        limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-        body = {name: value for name, value in body.items() if name not in CUTS}
-        if cutting := cutting_options(body):
-            raise InputError(
-                f"this server decides on whole answers; cut them with stop and max_tokens, not {cutting[0][:64]}"
-            ).about(cutting[0][:64])
-        return body | {limit: self.limit}
+def _whole(request: UpstreamRequest) -> dict[str, Any]:
+    """The fields of a request for a whole answer where it may be withheld."""
+    body = _forwarded(request.body)
+    if request.cuts is None:
+        return body
+    limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+    body = {name: value for name, value in body.items() if name not in CUTS}
+    if cutting := cutting_options(body):
+        name = cutting[0][:64]
+        raise InputError(f"this server decides on whole answers; cut them with stop and max_tokens, not {name}").about(
+            name
+        )
+    return body | {limit: request.limit}
 
 
 class RemoteAnswer(Iterated[Piece | SentencePiece]):
@@ -196,7 +184,7 @@ class RemoteAnswer(Iterated[Piece | SentencePiece]):
     def __init__(self, upstream: Upstream, request: UpstreamRequest) -> None:
         super().__init__(amake=self._shown)
         self._upstream, self._request = upstream, request
-        body = {**upstream.sent(request), "model": request.model, "stream": True}
+        body = {**upstream.sent(request), "model": request.read.request.model, "stream": True}
         body["stream_options"] = {"include_usage": True}
         self._chunks = upstream.server.chat_stream(body, words=request.cuts is None)
         self._written = RemoteText()

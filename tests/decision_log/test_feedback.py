@@ -92,13 +92,3 @@ def test_a_guard_takes_feedback(tmp_path: Path, language_model: LanguageModel) -
             guard.feedback("dec_nothing", True)
     with pytest.raises(InputError, match="this guard has none"):
         Guard(language_model, Policy(threshold=1.0), options=options).feedback("dec_x", True)
-
-
-def test_a_guard_names_the_calibration_that_decides(language_model: LanguageModel, tmp_path: Path) -> None:
-    made = calibrate([0.1, 0.2], [True, True], alpha=0.1, delta=0.1)
-    with DecisionLog(tmp_path / "log.db") as log:
-        guard = Guard(language_model, Router(Policy.from_calibration(made), log=log))
-        current, older = (*written(log, 1, calibration_id=made.id), *written(log, 1, calibration_id="older"))
-        log.database.mark_drawn([current, older])
-        assert guard.feedback(current, True).note is None
-        assert "calibration older, which decides no longer" in str(guard.feedback(older, True).note)

@@ -70,8 +70,7 @@ begun.wait()
 
 SCHEDULER = """
 from semgrad_guard.guard import Answerer
-from semgrad_guard.server.scheduler import Scheduler
-from semgrad_guard.server.writing import AnswerRequest
+from semgrad_guard.server.scheduler import AnswerRequest, Scheduler
 scheduler = Scheduler(Answerer(model, HybridGrad()))
 """
 

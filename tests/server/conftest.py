@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -34,6 +35,14 @@ def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1]]
 
 
+def raw_request() -> dict[str, Any]:
+    """The scope of a request for a chat completion, for tests that are its server."""
+    path, headers = "/v1/chat/completions", [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+    about = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+    asgi = {"version": "3.0", "spec_version": "2.4"}
+    return {**about, "headers": headers, "asgi": asgi, "http_version": "1.1", "scheme": "http"}
+
+
 def bodies(response: Any) -> list[dict[str, Any]]:
     """The chunks of a stream, or the one body."""
     is_stream = response.headers["content-type"].startswith("text/event-stream")
@@ -57,17 +66,7 @@ def make_served(language_model: LanguageModel) -> Iterator[Callable[..., ServedM
     made: list[ServedModel] = []
 
     def make(policy: Policy = ALL, *, model: LanguageModel | None = None, limit: int = 64, **given: Any) -> ServedModel:
-        of_served = {
-            "options",
-            "upstream",
-            "target",
-            "most",
-            "prompt_limit",
-            "name",
-            "scheduler",
-            "scores_texts",
-            "by_sentence",
-        }
+        of_served = {field.name for field in fields(ServedModel)} - {"terms"}
         kept = {name: given.pop(name) for name in of_served & set(given)}
         answerer = Answerer(model or language_model, HybridGrad(), by_sentence=kept.get("by_sentence"))
         scheduler = kept.pop("scheduler", None) or Scheduler(answerer, limit=limit)

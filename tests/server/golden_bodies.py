@@ -25,13 +25,13 @@ import httpx
 
 from semgrad_guard import GenerationOptions, Policy
 from semgrad_guard.guard import Terms
-from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.remote import RemoteServer
-from semgrad_guard.server.scheduler import ReportedQueue
 from semgrad_guard.server.service import ServedModel, Service
-from semgrad_guard.server.upstream import RemoteTarget, Upstream
+from semgrad_guard.server.upstream import RemoteTarget
 from semgrad_guard.settings import Mode, OnDoubt
+
+from .others import Other, behind
 
 FOLDER = Path(__file__).parent / "golden"
 PROTOCOLS = ("chat/completions", "completions", "responses")
@@ -76,40 +76,20 @@ class Scene:
             if more is not None:
                 yield path, {"model": "tiny", **body, **more}
 
-    def _answer(self, request: httpx.Request) -> httpx.Response:
-        body = json.loads(request.content)
-        if self.status != 200:
-            return httpx.Response(self.status, json={"error": {"message": "not now"}})
-        entries = [{"token": token, "logprob": value, "top_logprobs": []} for token, value in self.written]
-        usage = {"prompt_tokens": 4, "completion_tokens": len(entries), "total_tokens": 4 + len(entries)}
-        if not body["stream"]:
-            message = {"content": "".join(token for token, _ in self.written), **self.message}
-            choice = {"message": message, "finish_reason": self.finish, "logprobs": {"content": entries}}
-            choices = [{"index": index, **choice} for index in range(body["n"])]
-            return httpx.Response(200, json={"choices": choices, "usage": usage})
-        calls = [{"index": 0, **call} for call in self.message.get("tool_calls", ())]
-        deltas = [{**self.message, **({"tool_calls": calls} if calls else {})}] if self.message else []
-        choices = [{"delta": delta} for delta in deltas]
-        choices += [{"delta": {"content": one["token"]}, "logprobs": {"content": [one]}} for one in entries]
-        choices += [] if self.finish is None else [{"delta": {}, "finish_reason": self.finish}]
-        chunks = [{"choices": [{"index": 0, **choice}]} for choice in choices]
-        chunks[-1]["usage"] = usage
-        return httpx.Response(200, text="".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks))
-
     @asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:
         """A client of the server in these circumstances."""
-        scorer = ReportedQueue(ReportedScorer("tiny", by_sentence=self.by_sentence))
-        upstream = Upstream(RemoteServer("http://other/v1", transport=httpx.MockTransport(self._answer)), scorer)
-        reply = {"message": {"content": "Ask a cook."}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 3, "completion_tokens": 5}
-        other = httpx.MockTransport(lambda _: httpx.Response(200, json={"choices": [reply], "usage": usage}))
+        count = len(self.written)
+        usage = {"prompt_tokens": 4, "completion_tokens": count, "total_tokens": 4 + count}
+        given = {"finish": self.finish, "status": self.status, "error": {"message": "not now"}, **self.message}
+        entries = [{"token": token, "logprob": value, "top_logprobs": []} for token, value in self.written]
+        writer = Other([token for token, _ in self.written], entries, usage=usage, **given)
+        other = Other("Ask a cook.", usage={"prompt_tokens": 3, "completion_tokens": 5})
         served = ServedModel(
+            **behind(writer, by_sentence=self.by_sentence),
             name="tiny",
-            scheduler=scorer,
             terms=Terms(policy=Policy(threshold=self.threshold), mode=self.mode, can_escalate=self.target),
             options=GenerationOptions(max_tokens=64),
-            upstream=upstream,
             target=RemoteTarget(RemoteServer("http://large/v1", transport=other), "large") if self.target else None,
             by_sentence=self.by_sentence,
         )

@@ -12,20 +12,17 @@ import pytest
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.adapters.calls import openai_logprobs
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
-from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.errors import BindingMismatchError
 from semgrad_guard.estimators import MaxProbability
 from semgrad_guard.guard import Answerer
-from semgrad_guard.guard.familiarity import judged_by
-from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.server.assembly import assemble
 from semgrad_guard.server.gate import Keys
-from semgrad_guard.server.scheduler import ReportedQueue, Scheduler
+from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.settings import ServerSettings
-from semgrad_guard.server.upstream import RemoteServer, Upstream
-from semgrad_guard.settings import CLOSING_LINE
 from tests.fixed_model import PIECES, TEXT, FixedModel
 
 from .conftest import ALL, Serve, asking, events, text_in
+from .others import Other, behind
 
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
@@ -98,42 +95,6 @@ async def test_a_part_is_delivered_everywhere(serve: Serve, fixed: LanguageModel
     assert (partly, "semgrad_guard_uncertainty_count{" in metrics) == ([True] * 4, False)
 
 
-async def test_an_answer_ends_before_the_doubt(serve: Serve, fixed: LanguageModel) -> None:
-    own = scores_of(fixed)
-    first = own[0] < max(own)
-    policy = Policy(threshold=(own[0] if first else min(own)) * 1.001)
-    async with serve(policy, model=fixed, by_sentence="stop") as client:
-        found = given_to(await client.post(CHAT, json=asking()))["choices"][0]["message"]["content"]
-    doubt = next(number for number, score in enumerate(own) if score > (policy.threshold or 0))
-    assert found == ("".join(PIECES[:doubt]) + CLOSING_LINE if doubt else "I don't know.")
-
-
-async def test_cuts_come_after_the_decision(serve: Serve, fixed: LanguageModel) -> None:
-    policy, kept = surest(fixed)
-    delivered = PIECES[kept]
-    async with serve(policy, model=fixed, by_sentence="drop") as client:
-        absent = given_to(await client.post(CHAT, json=asking(stop=["zzz"])))["choices"][0]
-        stopped = given_to(await client.post(CHAT, json=asking(stop=[delivered[1:3]])))
-        short = given_to(await client.post(CHAT, json=asking(max_tokens=2)))
-        unseen = next(piece for number, piece in enumerate(PIECES) if number != kept)
-        hidden = given_to(await client.post(CHAT, json=asking(stop=[unseen.split()[0]])))["choices"][0]
-    assert absent["message"]["content"] == delivered
-    assert stopped["choices"][0]["message"]["content"] == delivered[:1]
-    text = short["choices"][0]["message"]["content"]
-    assert (delivered.startswith(text), text != delivered, short["choices"][0]["finish_reason"]) == (
-        True,
-        True,
-        "length",
-    )
-    assert (hidden["message"]["content"], hidden["finish_reason"]) == (delivered, "stop")
-    for answer in (stopped, short):
-        record = answer["semgrad_guard"]
-        assert max(sentence["end"] for sentence in record["sentences"]) == len(
-            answer["choices"][0]["message"]["content"]
-        )
-        assert not any(sentence["promised"] for sentence in record["sentences"])
-
-
 async def streamed(client: httpx.AsyncClient, **options: Any) -> tuple[list[str], list[dict[str, Any]], dict[str, Any]]:
     """The pieces of a stream, the verdicts that came with them, and the record."""
     chunks = events((await client.post(CHAT, json=asking(stream=True, **options))).text)
@@ -159,12 +120,6 @@ async def test_sentences_leave_while_the_answer_is_being_written(serve: Serve, f
     assert [one["action"] for one in record["sentences"]].count("deliver") == 1
 
 
-async def test_a_withheld_answer_shows_no_sentence(serve: Serve, fixed: LanguageModel) -> None:
-    async with serve(Policy(threshold=-1.0, on_cut="score"), model=fixed, by_sentence="drop") as client:
-        found = given_to(await client.post(CHAT, json=asking()))
-    assert (found["choices"][0]["message"]["content"], found["semgrad_guard"]["sentences"]) == ("I don't know.", [])
-
-
 async def test_whole_answers_are_refused(serve: Serve, fixed: LanguageModel) -> None:
     async with serve(ALL, model=fixed, by_sentence="drop") as client:
         response = await client.post(CHAT, json=asking(response_format={"type": "json_object"}))
@@ -177,29 +132,21 @@ async def test_a_part_of_another_servers_answer(serve: Serve, fixed: LanguageMod
     whole = fixed.generate("hello")
     logprobs = openai_logprobs(fixed, MaxProbability(), whole.evidence, top=5)
 
-    def reply(request: httpx.Request) -> httpx.Response:
-        message = {"role": "assistant", "content": TEXT, "annotations": ["Milk"]}
-        choice = {"index": 0, "message": message, "finish_reason": "stop", "matched_stop": "Milk", "logprobs": logprobs}
-        if json.loads(request.content).get("stream"):
-            chunk = {"choices": [{**choice, "delta": message}]}
-            return httpx.Response(200, text=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
-        return httpx.Response(200, json={"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 9}})
-
-    scorer: Any = Scheduler(Answerer(fixed, HybridGrad(), served=True, by_sentence="drop"))
-    if reported:
-        scorer = ReportedQueue(ReportedScorer("tiny", by_sentence="drop"))
-    upstream = Upstream(RemoteServer("http://other/v1", transport=httpx.MockTransport(reply)), scorer)
-    async with serve(ALL, upstream=upstream, scheduler=scorer, by_sentence="drop", mode="annotate") as client:
+    usage, entries = {"prompt_tokens": 3, "completion_tokens": 9}, (logprobs or {})["content"]
+    other = Other(TEXT, entries, usage=usage, annotations=["Milk"], matched_stop="Milk")
+    scorer = None if reported else Scheduler(Answerer(fixed, HybridGrad(), served=True, by_sentence="drop"))
+    given = {**behind(other, scorer, by_sentence="drop"), "by_sentence": "drop"}
+    async with serve(ALL, mode="annotate", **given) as client:
         first = given_to(await client.post(CHAT, json=asking()))
         own = [sentence["uncertainty"] for sentence in first["semgrad_guard"]["sentences"]]
     assert None not in own
     if reported:
         sentences = Guard(fixed, ALL, by="sentence", on_doubt="drop", estimator=MaxProbability())("hello").sentences
         assert own == pytest.approx([one.uncertainty for one in sentences], rel=1e-5)
-        given = [(one["tokens"], one["start"], one["end"]) for one in first["semgrad_guard"]["sentences"]]
-        assert given == [(one.tokens, one.start, one.end) for one in sentences]
+        places = [(one["tokens"], one["start"], one["end"]) for one in first["semgrad_guard"]["sentences"]]
+        assert places == [(one.tokens, one.start, one.end) for one in sentences]
     kept, policy = own.index(min(own)), Policy(threshold=min(own) * 1.001)
-    async with serve(policy, upstream=upstream, scheduler=scorer, by_sentence="drop") as client:
+    async with serve(policy, **given) as client:
         changes: list[dict[str, Any]] = [{}, {"stop": ["zzz"]}, {"stream": True}]
         for more in changes:
             response = await client.post(CHAT, json=asking(**more))
@@ -231,9 +178,3 @@ def test_settings_follow_a_calibration(fixed: LanguageModel, tmp_path: Path, che
     for changes in ({"by": "answer"}, {"on_doubt": "stop"}):
         with pytest.raises(BindingMismatchError, match="judged as"):
             start(**changes)
-
-
-def test_settings_that_cannot_be_kept_are_refused() -> None:
-    with pytest.raises(InputError, match='by="sentence"'):
-        judged_by(None, None, "drop")
-    assert (judged_by(None, "sentence", None), judged_by(None, None, None)) == ("stop", None)

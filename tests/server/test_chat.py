@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Message, Policy, calibrate
-from semgrad_guard.guard import Answerer
+from semgrad_guard import GenerationOptions, Guard, LanguageModel, Message, Policy
 from semgrad_guard.guard.policy import lets_every_score_through
 from semgrad_guard.server.app import Limits, make_app
 from semgrad_guard.server.completions import LIMIT_HEADER
@@ -21,7 +20,7 @@ from semgrad_guard.server.service import ServedModel, Service
 from semgrad_guard.server.upstream import RemoteServer, Upstream
 from tests.steps import LIMIT
 
-from .conftest import ALL, NONE, OPTIONS, Serve, asking, events, text_in
+from .conftest import ALL, NONE, OPTIONS, Serve, asking, events, raw_request, text_in
 
 CHAT = "/v1/chat/completions"
 
@@ -40,35 +39,6 @@ async def test_a_delivered_answer_and_its_verdict(serve: Serve, language_model: 
     assert response.headers["x-semgrad-guard-action"] == "answer"
     assert body["usage"]["completion_tokens"] == 8
     assert body["usage"]["prompt_tokens"] == len(language_model.render("hello").ids)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_nothing_of_a_withheld_answer_leaves(serve: Serve, language_model: LanguageModel, stream: bool) -> None:
-    draft = language_model.generate("hello", OPTIONS).text
-    async with serve(NONE) as client:
-        body = asking(stream=stream, logprobs=True, top_logprobs=3, stream_options={"include_usage": True})
-        if not stream:
-            del body["stream_options"]
-        response = await client.post(CHAT, json=body)
-    assert response.status_code == 200
-    sent = response.text + str(response.headers)
-    assert draft not in sent
-    assert json.dumps(draft) not in sent
-    assert response.headers["x-semgrad-guard-action"] == "abstain"  # a stream that is held has its verdict in time
-    last = [event for event in events(response.text) if event["choices"]][-1] if stream else response.json()
-    logprobs = last["choices"][0]["logprobs"]
-    assert logprobs["content"] is None
-    record = logprobs["semgrad_guard"]
-    assert record["action"] == "abstain"
-    assert record["details"]["scored_tokens"] == 0
-    assert [record[name] for name in ("hybridgrad", "semgrad", "paragrad", "draft")] == [None] * 4
-    of_draft = ("gnll", "mean_entropy", "max_probability", "cut")
-    assert [record["details"][name] for name in of_draft] == [None] * 4
-    usage = (events(response.text)[-1] if stream else response.json())["usage"]
-    assert usage["completion_tokens"] == 0
-    assert last["choices"][0]["finish_reason"] == "stop"
-    if stream:
-        assert text_in(events(response.text)) == ("I don't know.")
 
 
 async def test_a_live_stream(serve: Serve, language_model: LanguageModel) -> None:
@@ -158,12 +128,8 @@ async def test_open_webui_is_answered(serve: Serve) -> None:
     assert (title.status_code, title.headers[LIMIT_HEADER]) == (200, "8")
 
 
-async def test_an_unknown_model_names_those_there_are(serve: Serve) -> None:
+async def test_the_models_are_listed(serve: Serve) -> None:
     async with serve(ALL) as client:
-        response = await client.post(CHAT, json={**asking(), "model": "gpt-9"})
-        assert response.status_code == 404
-        assert response.json()["error"]["code"] == "model_not_found"
-        assert "there is: tiny" in response.json()["error"]["message"]
         assert [model["id"] for model in (await client.get("/v1/models")).json()["data"]] == ["tiny"]
         assert (await client.get("/v1/models/tiny")).json()["object"] == "model"
         assert (await client.get("/v1/models/other")).status_code == 404
@@ -206,12 +172,7 @@ async def test_a_stream_that_waits_tells_that_it_lives(
         if len(sent) > 4:
             may.set()
 
-    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
-    scope = {
-        "type": "http", "method": "POST", "path": CHAT, "raw_path": CHAT.encode(), "query_string": b"",
-        "headers": headers, "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1", "scheme": "http",
-    }  # fmt: skip
-    await asyncio.wait_for(app(scope, receive, send), LIMIT)
+    await asyncio.wait_for(app(raw_request(), receive, send), LIMIT)
     assert sent[0]["status"] == 200
     chunks = [message["body"].decode() for message in sent[1:] if message["body"]]
     beats = [chunk for chunk in chunks if chunk == ": waiting\n\n"]
@@ -223,24 +184,6 @@ async def test_a_stream_that_waits_tells_that_it_lives(
     else:
         shown = text_in(found)
         assert shown == ("Paris." if policy is ALL else "I don't know.")
-
-
-async def test_a_mismatch_is_told_in_the_clients_terms(serve: Serve, language_model: LanguageModel) -> None:
-    """What a client can change is a field of its request, and no function of Python's."""
-    binding = Answerer(language_model, HybridGrad(), options=OPTIONS).binding()
-    scores = [i / 100 for i in range(100)]
-    calibration = calibrate(scores, [score < 0.9 for score in scores], alpha=0.3, delta=0.1, binding=binding)
-    async with serve(Policy.from_calibration(calibration)) as client:
-        for more in ({"temperature": 0.7}, {"response_format": {"type": "json_object"}}):
-            response = await client.post(CHAT, json=asking(**more))
-            error = response.json()["error"]
-            assert (response.status_code, error["code"]) == (422, "calibration_mismatch")
-            assert any(f"{verb} {name}" in error["message"] for verb in ("set", "leave") for name in more)
-            assert "semgrad_guard." not in error["message"]
-    async with serve(ALL) as client:
-        error = (await client.post(CHAT, json=asking(response_format={"type": "grammar"}))).json()["error"]
-        assert '{"type": "json_object"}' in error["message"]
-        assert "(...)" not in error["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -20,11 +20,10 @@ from semgrad_guard.server.answers import CUT, Answer, Cuts
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.assembly import assemble
 from semgrad_guard.server.gate import Keys
-from semgrad_guard.server.scheduler import Scheduler
+from semgrad_guard.server.scheduler import Scheduler, token_pieces
 from semgrad_guard.server.service import ServedModel, Service
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.upstream import RemoteServer, Upstream
-from semgrad_guard.server.writing import token_pieces
 
 from .conftest import ALL, NONE, OPTIONS, Serve, asking, bodies, events
 

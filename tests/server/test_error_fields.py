@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 
 from semgrad_guard import Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.calibration import calibrate
-from semgrad_guard.server.remote import RemoteServer
 from semgrad_guard.server.scheduler import Scheduler
-from semgrad_guard.server.upstream import Upstream
 
 from .conftest import ALL, NONE, OPTIONS, Serve, asking
+from .others import Other, behind
 from .test_other_protocols import CHAT, RESPONSES, TEXT, prompting, responding
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -34,7 +32,7 @@ EVERYWHERE: list[tuple[dict[str, Any], str]] = [
     ({"stop": ""}, "stop"),
     ({"stop": ["a"] * 5}, "stop"),
     ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs"),
-    ({"chat_template_kwargs": {"other": 1}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"other": 1}}, "chat_template_kwargs.other"),
     ({"model": "other"}, "model"),
     ({"semgrad_guard": {"threshold": 1}}, "semgrad_guard.threshold"),
 ]
@@ -88,6 +86,18 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, responding([{"type": "reasoning"}, {"role": "king", "content": "a"}]), "input.1.role"),
     (RESPONSES, responding([{"type": "function_call_output", "call_id": "1", "output": 5}]), "input.0.output"),
     (RESPONSES, responding([{"type": "item_reference", "id": "x"}]), "input.0"),
+    (TEXT, prompting(echo=True), "echo"),
+    (TEXT, prompting([5, 6]), "prompt"),
+    (TEXT, prompting([]), "prompt"),
+    (TEXT, prompting(messages=[]), "messages"),
+    (TEXT, prompting(tools=[{}]), "tools"),
+    (RESPONSES, responding([]), "input"),
+    (RESPONSES, responding([{"role": "user", "content": 5}]), "input.0.content"),
+    (RESPONSES, responding(background=True), "background"),
+    (RESPONSES, responding(messages=[]), "messages"),
+    (RESPONSES, responding(max_tokens=5), "max_tokens"),
+    (RESPONSES, responding(tools=[{"type": "web_search"}]), "tools.0.type"),
+    (RESPONSES, responding(text={"format": {"type": "poem"}}), "text.format.type"),
 ]
 OF_CHATS = ("messages.", "response_format", "max_completion_tokens", "reasoning_effort", "function.")
 
@@ -164,9 +174,7 @@ async def test_the_field_that_another_server_refuses(
     serve: Serve, scorer: Scheduler, path: str, body: dict[str, Any], param: str | None
 ) -> None:
     error = {"message": "max_completion_tokens is too small", "param": "max_completion_tokens"}
-    transport = httpx.MockTransport(lambda _: httpx.Response(400, json={"error": error}))
-    upstream = Upstream(RemoteServer("http://other/v1", transport=transport), scorer)
-    async with serve(ALL, mode="annotate", upstream=upstream, scheduler=scorer) as client:
+    async with serve(ALL, mode="annotate", **behind(Other(status=400, error=error), scorer)) as client:
         found = (await client.post(path, json=body)).json()["error"]
     assert found["code"] == "upstream_refused"
     assert found["param"] == param, "a field that the request does not have is none of its own"

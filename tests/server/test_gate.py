@@ -23,11 +23,11 @@ from semgrad_guard.server.app import Limits
 from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.hosting import allowed_hosts, is_loopback, listen
 from semgrad_guard.server.protocol import parse_json
-from semgrad_guard.server.writing import Assignment
+from semgrad_guard.server.scheduler import Assignment
 from tests.pairwise import in_turn
 from tests.steps import LIMIT
 
-from .conftest import ALL, NONE, Serve, asking, held, watched
+from .conftest import ALL, NONE, Serve, asking, held, raw_request, watched
 
 CHAT = "/v1/chat/completions"
 KEY = "a-key-of-sixteen-letters"
@@ -230,12 +230,7 @@ async def leaves(app: Any, body: dict[str, Any], *, once: Callable[[], bool]) ->
     async def send(message: Any) -> None:
         pass
 
-    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
-    scope = {
-        "type": "http", "method": "POST", "path": CHAT, "raw_path": CHAT.encode(), "query_string": b"",
-        "headers": headers, "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1", "scheme": "http",
-    }  # fmt: skip
-    call = asyncio.ensure_future(app(scope, receive, send))
+    call = asyncio.ensure_future(app(raw_request(), receive, send))
     while not once():
         await asyncio.sleep(0.002)
     gone.set()

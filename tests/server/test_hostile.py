@@ -23,8 +23,8 @@ from semgrad_guard import LanguageModel
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.hosting import listen
+from semgrad_guard.server.scheduler import Assignment
 from semgrad_guard.server.service import ServedModel, Service
-from semgrad_guard.server.writing import Assignment
 
 from .conftest import ALL, NONE, OPTIONS, asking, events
 
@@ -171,15 +171,6 @@ def test_no_request_leads_to_a_file_or_a_template(make_served: Make, tmp_path: P
     assert not [path for path in opened if "secret.jinja" in path]
     (tmp_path / "secret.jinja").read_text()
     assert [path for path in opened if "secret.jinja" in path], "what is opened is seen"
-
-
-def test_a_template_in_a_question_is_text(make_served: Make, language_model: LanguageModel) -> None:
-    """It is rendered as text, and not run."""
-    question = "{{ 7919 * 7919 }}{% for x in range(3) %}x{% endfor %}"
-    assert question in language_model.render(question).text
-    with running(make_served(ALL)) as address:
-        found = httpx.post("http://{}:{}".format(*address) + CHAT, json=asking(question), timeout=LIMIT).json()
-    assert found["choices"][0]["message"]["content"] == language_model.generate(question, OPTIONS).text
 
 
 def test_who_still_waits_when_the_server_ends_is_told_so(

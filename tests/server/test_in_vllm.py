@@ -49,12 +49,12 @@ from semgrad_guard.server.in_vllm.messages import (
     ToRead,
     Written,
 )
-from semgrad_guard.server.in_vllm.parts import BegunAnswer, Part, Round
 from semgrad_guard.server.in_vllm.plugin import GuardPlugin, admission, settings_in
+from semgrad_guard.server.in_vllm.queue import BegunAnswer, Part, Round
 from semgrad_guard.server.in_vllm.worker import Scoring
+from semgrad_guard.server.scheduler import AnswerRequest, ForeignText
 from semgrad_guard.server.service import Service
 from semgrad_guard.server.settings import ServerSettings
-from semgrad_guard.server.writing import AnswerRequest, ForeignText
 from semgrad_guard.vllm.language_model import TwinLanguageModel
 from semgrad_guard.vllm.listener import Listener
 from tests.fixed_model import PIECES, TEXT
@@ -226,7 +226,7 @@ def test_texts_from_elsewhere(twin: TwinLanguageModel, say: Callable[..., Any]) 
     reason = say(ELSEWHERE, ForeignText(text="x", reason="because")).verdict
     assert (reason.status, reason.reason) == ("unscored", "because")
     parts = say(SEGMENTS, (foreign, "sentence"))
-    assert [part[0] for part in parts] == ["So it is. ", "Or not."]
+    assert [part["text"] for part in parts] == ["So it is. ", "Or not."]
 
 
 @pytest.mark.parametrize(

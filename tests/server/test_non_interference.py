@@ -4,7 +4,6 @@ request that name no decision.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,12 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from semgrad_guard import Policy
-from semgrad_guard.guard.reported import ReportedScorer
-from semgrad_guard.server.remote import RemoteServer
-from semgrad_guard.server.scheduler import ReportedQueue
-from semgrad_guard.server.upstream import Upstream
 
 from .conftest import ALL, NONE, Serve, asking
+from .others import Other, behind, tokens
 from .test_other_protocols import CHAT, RESPONSES, TEXT, prompting, responding
 
 POLICY = Policy(threshold=0.5)
@@ -44,23 +40,6 @@ MORE: Sequence[Mapping[str, Any]] = (
 )
 
 
-class Written(httpx.AsyncByteStream):
-    """An answer in chunks of a token, with log-probabilities."""
-
-    def __init__(self, tokens: Sequence[tuple[str, float]], finish: str) -> None:
-        self._tokens, self._finish = tokens, finish
-
-    async def __aiter__(self) -> Any:
-        for token, value in self._tokens:
-            entry = {"token": token, "logprob": value}
-            choice = {"index": 0, "delta": {"content": token}, "logprobs": {"content": [entry]}}
-            yield f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
-        last = {"index": 0, "delta": {}, "finish_reason": self._finish}
-        usage = {"prompt_tokens": 4, "completion_tokens": len(self._tokens), "total_tokens": 4 + len(self._tokens)}
-        yield f"data: {json.dumps({'choices': [last], 'usage': usage})}\n\n".encode()
-        yield b"data: [DONE]\n\n"
-
-
 def draft(hidden: Sequence[str], *, place: int) -> list[tuple[str, float]]:
     """Two sure sentences, and the doubtful ones at a place among them."""
     sure = [["Paris", " is", " old", "."], [" Oslo", " is", " cold", "."]]
@@ -68,20 +47,6 @@ def draft(hidden: Sequence[str], *, place: int) -> list[tuple[str, float]]:
     parts.insert(place, [(token, DOUBT) for token in hidden])
     tokens = [token for part in parts for token in part]
     return [(tokens[0][0].lstrip(), tokens[0][1]), *tokens[1:]]
-
-
-def upstream(scores: ReportedQueue, tokens: Sequence[tuple[str, float]], finish: str) -> Upstream:
-    def answer(request: httpx.Request) -> httpx.Response:
-        body = json.loads(request.content)
-        if body["stream"]:
-            return httpx.Response(200, stream=Written(tokens, finish))
-        entries = [{"token": token, "logprob": value} for token, value in tokens]
-        text = "".join(token for token, _ in tokens)
-        choice = {"index": 0, "message": {"content": text}, "finish_reason": finish, "logprobs": {"content": entries}}
-        usage = {"prompt_tokens": 4, "completion_tokens": len(tokens), "total_tokens": 4 + len(tokens)}
-        return httpx.Response(200, json={"choices": [choice] * body["n"], "usage": usage})
-
-    return Upstream(RemoteServer("http://other/v1", transport=httpx.MockTransport(answer)), scores)
 
 
 def alike(response: httpx.Response) -> tuple[Any, ...]:
@@ -117,10 +82,11 @@ async def test_nothing_of_withheld_sentences_is_in_a_response(
     if protocol == CHAT:
         body |= {name: value for name, value in more.items() if name != "stream_options" or stream}
     for own, end in zip(hidden, finish, strict=True):
-        scores = ReportedQueue(ReportedScorer("tiny", by_sentence=on_doubt))
-        writer = upstream(scores, draft(own, place=place), end)
-        options = {"upstream": writer, "scheduler": scores, "by_sentence": on_doubt}
-        async with serve(POLICY, **options) as client:
+        written = draft(own, place=place)
+        usage = {"prompt_tokens": 4, "completion_tokens": len(written), "total_tokens": 4 + len(written)}
+        other = Other(**tokens(written), finish=end, usage=usage)
+        options = behind(other, by_sentence=on_doubt)
+        async with serve(POLICY, by_sentence=on_doubt, **options) as client:
             found.append(alike(await client.post(protocol, json=body)))
     assert found[0] == found[1]
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.server.completions import LIMIT_HEADER
 from semgrad_guard.server.scheduler import Scheduler
-from semgrad_guard.server.upstream import RemoteServer, Upstream
 from tests.thinking import ANSWERS
 
 from .conftest import ALL, OPTIONS, Serve
+from .others import Other, behind
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 QUESTION = next(iter(ANSWERS))
@@ -79,27 +78,10 @@ CONVERSATION = [
 PICTURE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "low"}
 
 
-def answering_with(answer: dict[str, Any]) -> tuple[httpx.MockTransport, list[dict[str, Any]]]:
-    """An upstream that gives one answer, and the bodies of its requests."""
-    requests = list[dict[str, Any]]()
-
-    def respond(request: httpx.Request) -> httpx.Response:
-        requests.append(json.loads(request.content))
-        if not requests[-1]["stream"]:
-            return httpx.Response(200, json={"choices": [{"message": answer, "finish_reason": "stop"}]})
-        chunk = json.dumps({"choices": [{"index": 0, "delta": answer, "finish_reason": "stop"}]})
-        return httpx.Response(200, text=f"data: {chunk}\n\ndata: [DONE]\n\n")
-
-    return httpx.MockTransport(respond), requests
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_conversation_with_tools_is_translated(serve: Serve, scorer: Scheduler, stream: bool) -> None:
     called = {"id": "c2", "type": "function", "function": {"name": "paint", "arguments": '{"colour": "red"}'}}
-    transport, requests = answering_with(
-        {"content": "Yes.", "reasoning_content": "hm", "tool_calls": [{**called, "index": 0}]}
-    )
-    upstream = Upstream(RemoteServer("http://other/v1", transport=transport), scorer)
+    other = Other("Yes.", reasoning_content="hm", tool_calls=[called])
     body = responding(
         CONVERSATION,
         instructions="Help.",
@@ -109,10 +91,10 @@ async def test_a_conversation_with_tools_is_translated(serve: Serve, scorer: Sch
         reasoning={"effort": "low", "summary": "auto"},
         stream=stream,
     )
-    async with serve(ALL, mode="annotate", upstream=upstream, scheduler=scorer) as client:
+    async with serve(ALL, mode="annotate", **behind(other, scorer)) as client:
         response = await client.post(RESPONSES, json=body)
         pictured = await client.post(RESPONSES, json=responding([{"role": "user", "content": [PICTURE]}]))
-    sent = requests[0]
+    sent = other.bodies[0]
     call = {"id": "c1", "type": "function", "function": {"name": "paint", "arguments": '{"colour": "red"}'}}
     assert sent["messages"] == [
         {"role": "system", "content": "Help."},
@@ -135,42 +117,8 @@ async def test_a_conversation_with_tools_is_translated(serve: Serve, scorer: Sch
     if stream:
         done = [event["item"]["type"] for event in found if event["type"] == "response.output_item.done"]
         assert done == ["reasoning", "message", "function_call"]
-    assert requests[1]["messages"][0]["content"] == [
+    assert other.bodies[1]["messages"][0]["content"] == [
         {"type": "image_url", "image_url": {"url": PICTURE["image_url"], "detail": "low"}}
     ]
     assert pictured.json()["semgrad_guard"]["status"] == "unscored"
     scorer.close()
-
-
-BAD: list[tuple[str, dict[str, Any], str]] = [
-    (TEXT, prompting(echo=True), "echo:"),
-    (TEXT, prompting([5, 6]), "prompt"),
-    (TEXT, prompting([]), "prompt:"),
-    (TEXT, prompting(["a"] * 1000), "one prompt"),
-    (TEXT, prompting(messages=[]), "'prompt'"),
-    (TEXT, prompting(tools=[{}]), "'tools'"),
-    (TEXT, prompting("  "), "empty"),
-    (TEXT, prompting(n=99), "up to 8"),
-    (TEXT, prompting(telepathy=1), "telepathy"),
-    (RESPONSES, responding([]), "input:"),
-    (RESPONSES, responding([{"role": "king", "content": "x"}]), "input.0.role:"),
-    (RESPONSES, responding([{"role": "user", "content": 5}]), "input.0.content:"),
-    (RESPONSES, responding([{"type": "item_reference", "id": "x"}]), "input.0 is of the type 'item_reference'"),
-    (RESPONSES, responding([{"role": "user", "content": [PICTURE]}]), "no text"),
-    (RESPONSES, responding(previous_response_id="resp_1"), "previous_response_id: this server keeps no responses"),
-    (RESPONSES, responding(background=True), "background"),
-    (RESPONSES, responding(messages=[]), "'input'"),
-    (RESPONSES, responding(max_tokens=5), "'max_output_tokens'"),
-    (RESPONSES, responding(max_output_tokens=0), "max_output_tokens:"),
-    (RESPONSES, responding(tools=[{"type": "web_search"}]), "tools.0.type"),
-    (RESPONSES, responding(text={"format": {"type": "poem"}}), "text.format.type"),
-]
-
-
-@pytest.mark.parametrize(("path", "body", "says"), BAD)
-async def test_errors_name_the_fields_of_the_request(serve: Serve, path: str, body: dict[str, Any], says: str) -> None:
-    async with serve(ALL) as client:
-        response = await client.post(path, json=body)
-    error = response.json()["error"]
-    assert (response.status_code, set(error)) == (400, {"message", "type", "param", "code"}), response.text
-    assert says in error["message"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,11 +11,11 @@ import pytest
 from semgrad_guard import GenerationOptions, HybridGrad, Policy
 from semgrad_guard.guard import Answerer
 from semgrad_guard.server.scheduler import Scheduler
-from semgrad_guard.server.upstream import RemoteServer, Upstream
 from tests.pairwise import in_turn
-from tests.thinking import ANSWERS, THOUGHTS, thinking_model, written
+from tests.thinking import ANSWERS, THOUGHTS, thinking_model
 
 from .conftest import ALL, Serve, asking, bodies, events
+from .others import Other, behind
 
 CHAT = "/v1/chat/completions"
 QUESTION = next(iter(ANSWERS))
@@ -73,24 +72,6 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
-def writing(fields: dict[str, Any], usage: dict[str, Any]) -> httpx.MockTransport:
-    """An upstream that answers every question with these fields next to the answer."""
-    message = {"role": "assistant", "content": ANSWER, **fields}
-
-    def respond(request: httpx.Request) -> httpx.Response:
-        used = {"usage": {"prompt_tokens": 1, "completion_tokens": 9, **usage}}
-        if not json.loads(request.content)["stream"]:
-            return httpx.Response(200, json={"choices": [{"message": message, "finish_reason": "stop"}], **used})
-        text = message["content"]
-        deltas = [{**message, "content": None}, *({"content": piece} for piece in (text[:3], text[3:]))]
-        chunks = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
-        chunks += [{"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}, {"choices": [], **used}]
-        lines = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
-        return httpx.Response(200, text=f"{lines}data: [DONE]\n\n", headers={"content-type": "text/event-stream"})
-
-    return httpx.MockTransport(respond)
-
-
 @pytest.fixture
 async def scorer() -> AsyncIterator[Scheduler]:
     made = Scheduler(Answerer(thinking_model(), HybridGrad(), served=True))
@@ -103,13 +84,15 @@ async def test_an_answer_of_an_upstream_is_scored_given_its_reasoning(
     serve: Serve, scorer: Scheduler, form: str, stream: bool
 ) -> None:
     fields, usage, reasoning = FORMS[form]
-    upstream = Upstream(RemoteServer("http://other/v1", transport=writing(fields, usage)), scorer)
+    message = {**fields}
+    used = {"prompt_tokens": 1, "completion_tokens": 9, **usage}
+    given = behind(Other(message.pop("content", ANSWER), usage=used, **message), scorer)
     for policy, mode in (
         (ALL, "annotate"),
         (ALL, "enforce"),
         (Policy(threshold=1e9, on_unscored="answer", on_cut="score"), "enforce"),
     ):
-        async with serve(policy, mode=mode, upstream=upstream, scheduler=scorer) as client:
+        async with serve(policy, mode=mode, **given) as client:
             response = await client.post(CHAT, json=asking(QUESTION, stream=stream))
         content, thought, record = delivered(response, stream=stream)
         assert record["status"] == ("scored" if form == "none" or reasoning else "unscored")
@@ -120,22 +103,13 @@ async def test_an_answer_of_an_upstream_is_scored_given_its_reasoning(
             assert THOUGHT not in response.text
 
 
-def pieces_of_a_thought(request: httpx.Request) -> httpx.Response:
-    """An upstream that streams its thought in three pieces, and then its answer in two."""
-    thought = ({"reasoning_content": piece} for piece in (THOUGHT[:4], THOUGHT[4:9], THOUGHT[9:]))
-    deltas = [*thought, {"content": ANSWER[:2]}, {"content": ANSWER[2:]}]
-    choices = [{"index": 0, "delta": delta} for delta in deltas]
-    choices.append({"index": 0, "delta": {}, "finish_reason": "stop"})
-    lines = "".join(f"data: {json.dumps({'choices': [choice]})}\n\n" for choice in choices)
-    return httpx.Response(200, text=f"{lines}data: [DONE]\n\n", headers={"content-type": "text/event-stream"})
-
-
 @pytest.mark.parametrize("mode", ["enforce", "annotate"])
 async def test_the_reasoning_of_an_upstream_streams_live_or_is_withheld(
     serve: Serve, scorer: Scheduler, mode: str
 ) -> None:
-    server = RemoteServer("http://other/v1", transport=httpx.MockTransport(pieces_of_a_thought))
-    async with serve(NONE, mode=mode, upstream=Upstream(server, scorer), scheduler=scorer) as client:
+    thoughts = [{"reasoning_content": piece} for piece in (THOUGHT[:4], THOUGHT[4:9], THOUGHT[9:])]
+    other = Other([ANSWER[:2], ANSWER[2:]], before=thoughts)
+    async with serve(NONE, mode=mode, **behind(other, scorer)) as client:
         response = await client.post(CHAT, json=asking(QUESTION, stream=True))
     deltas = [choice["delta"] for event in events(response.text) for choice in event["choices"]]
     sent = [
@@ -157,16 +131,11 @@ async def test_the_reasoning_of_an_upstream_streams_live_or_is_withheld(
 async def test_fields_that_change_the_prompt_of_an_upstream_leave_no_score(
     serve: Serve, scorer: Scheduler, changed: dict[str, Any]
 ) -> None:
-    upstream = Upstream(RemoteServer("http://other/v1", transport=writing({}, {})), scorer)
-    async with serve(ALL, mode="annotate", upstream=upstream, scheduler=scorer) as client:
+    async with serve(ALL, mode="annotate", **behind(Other(ANSWER), scorer)) as client:
         response = await client.post(CHAT, json=asking(QUESTION, **changed))
     content, _, record = delivered(response, stream=False)
     assert (content, record["status"]) == (ANSWER, "unscored")
     assert next(iter(changed)) in record["reason"]
-
-
-def test_the_upstream_is_asked_what_the_model_would_write() -> None:
-    assert written(QUESTION) == RAW + ANSWER
 
 
 @pytest.mark.parametrize(

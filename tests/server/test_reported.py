@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -20,24 +20,14 @@ from semgrad_guard.records import Message
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.assembly import assemble
 from semgrad_guard.server.gate import Keys
-from semgrad_guard.server.remote import RemoteServer
-from semgrad_guard.server.scheduler import ReportedQueue
 from semgrad_guard.server.service import Service
 from semgrad_guard.server.settings import ServerSettings
-from semgrad_guard.server.upstream import Upstream
 from tests.pairwise import in_turn
 
 from .conftest import ALL, NONE, OPTIONS, Serve, asking, bodies, events, text_in
+from .others import Other, behind, token
 
 CHAT = "/v1/chat/completions"
-
-
-def queue(**given: Any) -> ReportedQueue:
-    return ReportedQueue(ReportedScorer("tiny", **given))
-
-
-def shown(found: list[dict[str, Any]]) -> str:
-    return text_in(found)
 
 
 @in_turn(estimator=["max_probability", "gnll", "top_entropy"], stream=[False, True])
@@ -55,47 +45,27 @@ async def test_the_scores_are_those_of_the_upstreams_own_tokens(
         "max_probability": 1 - math.exp(sum(log_probs) / len(log_probs)),
         "top_entropy": -sum(p * math.log(p) for row in outcomes for p in row if p > 0) / len(log_probs),
     }[estimator]
-    scores = queue(estimator=estimator)
-    upstream = Upstream(RemoteServer("http://other/v1", transport=other), scores)
+    given = behind(other, estimator=estimator)
     for policy, mode, text in (
         (ALL, "enforce", written),
         (NONE, "enforce", "I don't know."),
         (NONE, "annotate", written),
     ):
-        async with serve(policy, mode=mode, upstream=upstream, scheduler=scores) as client:
+        async with serve(policy, mode=mode, **given) as client:
             response = await client.post(CHAT, json=asking(stream=stream, logprobs=stream or None))
             assert response.status_code == 200, response.text
             found = bodies(response)
-            assert shown(found) == text
-            given = found[-1]["choices"][0]["logprobs"]
-            record = given["semgrad_guard"]
+            assert text_in(found) == text
+            logprobs = found[-1]["choices"][0]["logprobs"]
+            record = logprobs["semgrad_guard"]
             assert record["uncertainty"] == (pytest.approx(expected, rel=1e-5) if text == written else None)
             assert (record["estimator"], record["details"]["settings"]) == (
                 estimator,
                 {"reported": True, "top_logprobs": 5},
             )
-            assert (given["content"] is not None) == (stream and text == written)
-            assert not given["content"] or given["content"][0]["top_logprobs"] == []
+            assert (logprobs["content"] is not None) == (stream and text == written)
+            assert not logprobs["content"] or logprobs["content"][0]["top_logprobs"] == []
             assert text == written or written not in response.text
-
-
-def saying(text: str, entries: Any, finish: str = "stop", hears: list[Any] | None = None) -> httpx.MockTransport:
-    def answer(request: httpx.Request) -> httpx.Response:
-        body = json.loads(request.content)
-        if hears is not None:
-            hears.append(body)
-        choice = {"index": 0, "message": {"content": text}, "finish_reason": finish, "logprobs": {"content": entries}}
-        sent = {"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
-        if body.get("stream"):
-            choice["delta"] = choice.pop("message")
-            return httpx.Response(200, text=f"data: {json.dumps(sent)}\n\ndata: [DONE]\n\n")
-        return httpx.Response(200, text=json.dumps(sent))
-
-    return httpx.MockTransport(answer)
-
-
-def token(text: str, logprob: Any, **more: Any) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": [], **more}
 
 
 GOOD = [token("Par", -0.1), token("is", -0.2)]
@@ -123,17 +93,13 @@ FIVE = [{"token": str(i), "logprob": -1.0 - i} for i in range(5)]
 async def test_log_probabilities_that_are_not_whole_are_no_score(
     serve: Serve, entries: Any, reason: str, stream: bool
 ) -> None:
-    scores = queue()
-    server = RemoteServer("http://other/v1", nan_as_null=True, transport=saying("Paris", entries))
-    upstream = Upstream(server, scores)
-    async with serve(ALL, mode="annotate", upstream=upstream, scheduler=scores) as client:
+    given = behind(Other("Paris", entries))
+    async with serve(ALL, mode="annotate", **given) as client:
         response = await client.post(CHAT, json=asking(stream=stream, logprobs=True))
         found = events(response.text)[-1] if stream else response.json()
         record = found["choices"][0]["logprobs"]["semgrad_guard"]
         assert (record["status"], record["uncertainty"], reason in record["reason"]) == ("unscored", None, True)
-    async with serve(
-        Policy(threshold=1e9, on_unscored="abstain", on_cut="score"), upstream=upstream, scheduler=scores
-    ) as client:
+    async with serve(Policy(threshold=1e9, on_unscored="abstain", on_cut="score"), **given) as client:
         assert "Paris" not in (await client.post(CHAT, json=asking(stream=stream))).text
 
 
@@ -192,17 +158,17 @@ def calibrated(**bound: Any) -> Calibration:
 async def test_a_promise_is_about_the_calibrated_options(
     serve: Serve, more: dict[str, Any], promised: bool, stream: bool
 ) -> None:
-    hears, scores, calibration = list[Any](), queue(), calibrated()
-    transport = saying("Paris", [token("Par", -0.4), token("is", -0.4)], hears=hears)
-    upstream = Upstream(RemoteServer("http://other/v1", transport=transport), scores, {"temperature": 0})
-    async with serve(Policy.from_calibration(calibration), upstream=upstream, scheduler=scores) as client:
+    other = Other("Paris", [token("Par", -0.4), token("is", -0.4)])
+    given = behind(other)
+    given["upstream"] = replace(given["upstream"], usual={"temperature": 0})
+    async with serve(Policy.from_calibration(calibrated()), **given) as client:
         body = asking("Which city number 7 is it?", stream=stream, **more)
         body["messages"][0]["semgrad_guard"] = {"action": "answer"}  # as a client sends our message back
         response = await client.post(CHAT, json=body)
         found = events(response.text)[-1] if stream else response.json()
         record = found["choices"][0]["logprobs"]["semgrad_guard"]
         assert (record["action"], record["promised"]) == ("answer", promised), record
-        sent = hears[0]
+        sent = other.bodies[0]
         assert sent["messages"] == [{"role": "user", "content": "Which city number 7 is it?"}]
         assert (sent["temperature"], sent["logprobs"], sent["top_logprobs"]) == (more.get("temperature", 0), True, 5)
 
@@ -257,10 +223,8 @@ async def test_a_doubtful_value_of_a_structured_answer_is_null(serve: Serve, str
     found = set[str]()
     for people in (2, 31234567):
         text, entries = written_as("Oslo", people)
-        scores = queue()
-        upstream = Upstream(RemoteServer("http://other/v1", transport=saying(text, entries)), scores)
-        async with serve(policy, upstream=upstream, scheduler=scores) as client:
+        async with serve(policy, **behind(Other(text, entries))) as client:
             response = await client.post(CHAT, json=asking(stream=stream, response_format=form, logprobs=True))
-        assert shown(bodies(response)) == '{"city": "Oslo", "people": null}'
+        assert text_in(bodies(response)) == '{"city": "Oslo", "people": null}'
         found.add(re.sub(r'chatcmpl-\w+|"created": ?\d+', "", response.text))
     assert len(found) == 1, found

@@ -19,9 +19,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.adapters.traces import EvaluationLog
-from semgrad_guard.decision_log.decision_log import DecisionLog
-from semgrad_guard.guard import unscored
-from semgrad_guard.guard.verdicts import UNSCORED
 
 CHAT = "/v1/chat/completions"
 
@@ -89,23 +86,3 @@ async def test_an_event_names_its_response(serve: Serve, exported: Exported, pat
         response = await client.post(path, json=body)
     (event,) = exported.events
     assert event.attributes["gen_ai.response.id"] == response.json()["id"]
-
-
-def test_an_answer_without_a_score_is_an_evaluation_that_failed(exported: Exported) -> None:
-    verdict = unscored("a text", reason="there is no score")
-    exported.service["evaluations"].write(verdict.metadata())
-    assert dict(exported.events[0].attributes) == {
-        "gen_ai.evaluation.name": UNSCORED,
-        "gen_ai.evaluation.score.label": "answer",
-        "gen_ai.evaluation.explanation": "there is no score",
-        "error.type": "unscored",
-    }
-
-
-async def test_an_event_without_a_span_and_with_a_log(serve: Serve, exported: Exported, tmp_path: Any) -> None:
-    with DecisionLog(tmp_path / "log.db") as log:
-        async with serve(ALL, service={**exported.service, "log": log}) as client:
-            await client.post(CHAT, json=asking(n=2, temperature=1.0))
-            with exported.tracer_provider.get_tracer("mine").start_as_current_span("mine"):
-                await client.post(CHAT, json=asking())
-    assert [event.span_id != 0 for event in exported.events] == [False, False, True]

@@ -11,14 +11,17 @@ from typing import Any
 import httpx
 import pytest
 
-from semgrad_guard import LanguageModel, Policy
+from semgrad_guard import LanguageModel, Policy, calibrate
+from semgrad_guard.guard import binding_of
+from semgrad_guard.records import Message
 from semgrad_guard.server.app import make_app
-from semgrad_guard.server.scheduler import Scheduler
+from semgrad_guard.server.scheduler import ForeignText, Scheduler
 from semgrad_guard.server.service import ServedModel, Service
 from semgrad_guard.server.upstream import RemoteServer, RemoteTarget, Upstream
 from tests.steps import LIMIT
 
 from .conftest import ALL, NONE, OPTIONS, Serve, asking, bodies, events, text_in
+from .others import Other, behind
 
 CHAT = "/v1/chat/completions"
 Made = Callable[..., ServedModel]
@@ -132,8 +135,22 @@ def completion(content: Any = "text", **more: Any) -> str:
     return json.dumps({"choices": [{"message": {"role": "assistant", "content": content}, **more}]})
 
 
-CHUNK = "data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": "part of a secret"}}]}) + "\n\n"
-BEGUN = "data: " + json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": None}]}) + "\n\n"
+def event(value: Any) -> str:
+    return f"data: {json.dumps(value)}\n\n"
+
+
+def piece(text: str, *, index: int = 0) -> dict[str, Any]:
+    return {"choices": [{"index": index, "delta": {"content": text}}]}
+
+
+def chunked(*chunks: Any) -> str:
+    return "".join(map(event, chunks)) + "data: [DONE]\n\n"
+
+
+CHUNK = event(piece("part of a secret"))
+BEGUN = event({"choices": [{"index": 0, "delta": {}, "finish_reason": None}]})
+STREAM = "text/event-stream"
+OLD_CALL = {"function_call": {"name": "f", "arguments": "{}"}}
 _CALLED = {"tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}
 BAD_CALL = json.dumps({"choices": [{"message": _CALLED}]})
 FAULTS: list[tuple[str, Any, bool, str]] = [
@@ -149,12 +166,19 @@ FAULTS: list[tuple[str, Any, bool, str]] = [
     ("slow", hangs, False, "sent nothing"),
     ("hanging up", sends(b"", status=""), False, "broke off"),
     ("bad call", sends(BAD_CALL), False, "not JSON"),
-    ("breaking off in mid-stream", sends(CHUNK, kind="text/event-stream"), True, "broke its stream off"),
+    ("breaking off in mid-stream", sends(CHUNK, kind=STREAM), True, "broke its stream off"),
     # Servers that give an answer up for another request end its stream with [DONE].
-    ("given up", sends(BEGUN + CHUNK + "data: [DONE]\n\n", kind="text/event-stream"), True, "broke its stream off"),
-    ("breaking off in mid-chunk", sends(CHUNK, length=9999, kind="text/event-stream"), True, "broke off"),
-    ("an error in mid-stream", sends(CHUNK + 'data: {"error": {}}\n\n', kind="text/event-stream"), True, "failed"),
-    ("chunks of nonsense", sends('data: {"choices": 3}\n\n', kind="text/event-stream"), True, "cannot be read"),
+    ("given up", sends(BEGUN + CHUNK + "data: [DONE]\n\n", kind=STREAM), True, "broke its stream off"),
+    ("breaking off in mid-chunk", sends(CHUNK, length=9999, kind=STREAM), True, "broke off"),
+    ("an error in mid-stream", sends(CHUNK + 'data: {"error": {}}\n\n', kind=STREAM), True, "failed"),
+    ("chunks of nonsense", sends('data: {"choices": 3}\n\n', kind=STREAM), True, "cannot be read"),
+    ("two answers", sends(chunked(piece("A"), piece("B", index=1)), kind=STREAM), True, "several answers"),
+    ("bytes that are no text", sends(chunked(piece("XX")).encode().replace(b"XX", b"\xff")), True, "invalid JSON"),
+    ("vLLM's error", sends(CHUNK + event({"object": "error", "message": "a secret"})), True, "failed"),
+    ("an event that is an error", sends(CHUNK + 'event: error\ndata: {"message": "a secret"}\n\n'), True, "failed"),
+    ("a call of old", sends(chunked({"choices": [{"index": 0, "delta": OLD_CALL}]})), True, "cannot be read"),
+    ("a whole call of old", sends(json.dumps({"choices": [{"message": OLD_CALL}]})), False, "cannot be read"),
+    ("a number without end", sends(completion().replace('"text"', "1e999")), False, "invalid JSON"),
 ]  # fmt: skip
 
 
@@ -177,7 +201,7 @@ async def test_a_faulty_upstream(serve: Serve, scorer: Scheduler, respond: Any, 
 
 
 async def test_a_faulty_upstream_of_a_live_stream(serve: Serve, scorer: Scheduler) -> None:
-    async with answering(sends(CHUNK, kind="text/event-stream")) as url:
+    async with answering(sends(CHUNK, kind=STREAM)) as url:
         upstream = Upstream(RemoteServer(url), scorer)
         async with serve(ALL, upstream=upstream, scheduler=scorer, mode="annotate") as client:
             found = events((await client.post(CHAT, json=asking(stream=True))).text)
@@ -185,13 +209,13 @@ async def test_a_faulty_upstream_of_a_live_stream(serve: Serve, scorer: Schedule
         await upstream.server.close()
 
 
-FINISHED = "data: " + json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}) + "\n\n"
+FINISHED = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
 
 
 async def test_a_stream_that_says_why_it_ends_needs_no_more(serve: Serve, scorer: Scheduler) -> None:
     """`transformers serve` sends no [DONE]; one that is cut off behind the reason has been cut off all the same."""
     for more, status in (({}, 200), ({"length": 9999}, 502)):
-        async with answering(sends(CHUNK + FINISHED, kind="text/event-stream", **more)) as url:
+        async with answering(sends(CHUNK + FINISHED, kind=STREAM, **more)) as url:
             upstream = Upstream(RemoteServer(url), scorer)
             async with serve(ALL, upstream=upstream, scheduler=scorer) as client:
                 response = await client.post(CHAT, json=asking(stream=True))
@@ -240,3 +264,43 @@ async def test_calls_from_elsewhere_have_no_score(serve: Serve, scorer: Schedule
                 calls = [call for one in messages for call in one.get("tool_calls") or ()]
                 assert [json.loads(call["function"]["arguments"]) for call in calls] == [{"a": 1}] * delivered
                 assert found[-1]["choices"][0]["logprobs"]["semgrad_guard"]["status"] == "unscored"
+
+
+SAID = "a written answer"
+
+
+async def served_policy(scorer: Scheduler) -> Policy:
+    draft = await scorer.judged(ForeignText(text=SAID, conversation=(Message("user", "hello"),)))
+    assert draft.prompt is not None
+    scores, right = range(60), [True] * 60
+    binding, prompts = binding_of(draft.verdict), [draft.prompt] * 60
+    made = calibrate(scores, right, alpha=0.1, delta=0.1, binding=binding, prompts=prompts)
+    return Policy.from_calibration(made)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_options_that_the_calibration_did_not_have_are_not_promised(
+    serve: Serve, scorer: Scheduler, stream: bool
+) -> None:
+    policy = await served_policy(scorer)
+    async with serve(policy, mode="annotate", **behind(Other(SAID), scorer)) as client:
+
+        async def record_of(**more: Any) -> dict[str, Any]:
+            response = await client.post(CHAT, json=asking(stream=stream, **more))
+            found = bodies(response)
+            record = found[-1]["choices"][0]["logprobs"]["semgrad_guard"]
+            assert record["promised"] == (record["details"]["unfamiliar"] == [])
+            return record
+
+        for neutral in ({}, {"temperature": 0}, {"user": "me"}, {"top_p": 1}, {"max_tokens": 200}):
+            assert (await record_of(**neutral))["promised"], neutral
+        for option in ({"temperature": 2}, {"logit_bias": {"5": 100}}, {"min_tokens": 50}, {"lora": "x"}):
+            record = await record_of(**option)
+            assert not record["promised"], option
+            assert any(
+                f"the option {name} of the call" in reason
+                for name in option
+                for reason in record["details"]["unfamiliar"]
+            )
+        for cut in ({"max_tokens": 1}, {"stop": ["x"]}):
+            assert not (await record_of(**cut))["promised"], cut

@@ -12,14 +12,14 @@ import pytest
 from semgrad_guard import HybridGrad, LanguageModel, Message, Policy
 from semgrad_guard.guard import Answerer
 from semgrad_guard.server.remote import events as events_of
-from semgrad_guard.server.scheduler import Scheduler
+from semgrad_guard.server.scheduler import ForeignText, Scheduler
 from semgrad_guard.server.upstream import RemoteServer, Upstream
-from semgrad_guard.server.writing import ForeignText
 from tests.ports import free_port
 from tests.steps import LIMIT
 
 from .conftest import ALL, NONE, Serve, asking, events, text_in
-from .test_upstream import CHAT, answering, completion, sends
+from .others import Other, behind
+from .test_upstream import CHAT, answering, sends
 
 ANY = Policy(threshold=1e9, on_unscored="answer", on_cut="score")
 END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
@@ -83,21 +83,6 @@ CALLS: dict[str, tuple[list[Any], list[Any]]] = {
         [F, G],
     ),
 }
-OLD_CALL = {"function_call": {"name": "f", "arguments": "{}"}}
-INFINITE = completion("text", logprobs={"content": [{"token": "t", "logprob": 0}]}).replace(
-    '"logprob": 0', '"logprob": 1e999'
-)
-BEGUN = event(piece(content="part of a secret"))
-REFUSED: dict[str, tuple[str | bytes, bool, str]] = {
-    "two answers": (stream(piece(content="A"), piece(1, content="B")), True, "several answers"),
-    "bytes that are no text": (stream(piece(content="XX")).encode().replace(b"XX", b"\xff\xfe"), True, "invalid JSON"),
-    "vLLM's error": (BEGUN + event({"object": "error", "message": "a secret"}) + DONE, True, "failed"),
-    "an event that is an error": (BEGUN + 'event: error\ndata: {"message": "a secret"}\n\n' + DONE, True, "failed"),
-    "a call of old": (stream(piece(**OLD_CALL)), True, "cannot be read"),
-    "a whole call of old": (json.dumps({"choices": [{"message": OLD_CALL}]}), False, "cannot be read"),
-    "a number without end": (INFINITE, False, "invalid JSON"),
-    "no number": (INFINITE.replace("1e999", "NaN"), False, "invalid JSON"),
-}
 
 
 @pytest.mark.parametrize("name", STREAMED)
@@ -122,20 +107,6 @@ async def test_calls_are_put_together(serve: Serve, scorer: Scheduler, name: str
         await upstream.server.close()
     calls = [call["function"] for e in found for c in e["choices"] for call in c["delta"].get("tool_calls", ())]
     assert [(call["name"], json.loads(call["arguments"])) for call in calls] == expected
-
-
-@pytest.mark.parametrize("name", REFUSED)
-async def test_what_cannot_be_meant_is_an_error(serve: Serve, scorer: Scheduler, name: str) -> None:
-    sent, streamed, says = REFUSED[name]
-    async with answering(sends(sent)) as url:
-        upstream = Upstream(RemoteServer(url), scorer)
-        for policy in (ANY, NONE):
-            async with serve(policy, upstream=upstream, scheduler=scorer) as client:
-                response = await client.post(CHAT, json=asking(stream=streamed, logprobs=True))
-            assert response.status_code == 502, response.text
-            assert says in response.json()["error"]["message"]
-            assert "secret" not in response.text
-        await upstream.server.close()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
@@ -191,9 +162,7 @@ async def test_what_passes_may_be_asked_for_again(
     serve: Serve, scorer: Scheduler, status: int, more: dict[str, str], expected: int, wait: str | None, stream: bool
 ) -> None:
     """OpenAI's clients ask again on 429 and 5xx, after so many seconds, unless `x-should-retry` decides it."""
-    transport = httpx.MockTransport(lambda _: httpx.Response(status, headers=more))
-    upstream = Upstream(RemoteServer("http://other/v1", transport=transport), scorer)
-    async with serve(ALL, upstream=upstream, scheduler=scorer) as client:
+    async with serve(ALL, **behind(Other(status=status, headers=more), scorer)) as client:
         headers = (response := await client.post(CHAT, json=asking(stream=stream))).headers
     found = (response.status_code, headers.get("retry-after"), headers.get("x-should-retry"))
     assert found == (expected, wait, None if wait else "false")
@@ -249,36 +218,21 @@ UNREAD: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def recording(bodies: list[Any]) -> httpx.MockTransport:
-    """Another server that answers whatever it is asked, and keeps the bodies."""
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        body = json.loads(request.content)
-        bodies.append(body)
-        if body["stream"]:
-            return httpx.Response(200, content=stream(piece(content="Paris.")))
-        choices = [{"index": i, "message": {"content": "Paris."}} for i in range(body["n"])]
-        return httpx.Response(200, json={"choices": choices})
-
-    return httpx.MockTransport(answer)
-
-
 @pytest.mark.parametrize("more", [*READ, *UNREAD], ids=lambda options: "-".join(options))
 async def test_what_another_server_can_do_is_its_own_to_refuse(
     serve: Serve, scorer: Scheduler, more: dict[str, Any]
 ) -> None:
     """It is passed on as it came. Where the scorer cannot read it, the answer has no score, and the reason."""
-    bodies = list[Any]()
     for live in (False, True) if "n" not in more else (False,):
-        upstream = Upstream(RemoteServer("http://other/v1", transport=recording(bodies)), scorer)
-        async with serve(ANY, mode="annotate", upstream=upstream, scheduler=scorer) as client:
+        other = Other(["Paris."])
+        async with serve(ANY, mode="annotate", **behind(other, scorer)) as client:
             response = await client.post(CHAT, json=asking(**{"stream": live, **more}))
         assert response.status_code == 200, response.text
         found = events(response.text) if live else [response.json()]
         texts = [choice.get("delta", choice.get("message")).get("content") for c in found for choice in c["choices"]]
         assert "Paris." in texts
         kept = {name: value for name, value in more.items() if name not in ("stream_options", "n")}
-        assert {name: bodies[-1][name] for name in kept} == kept
+        assert {name: other.bodies[0][name] for name in kept} == kept
         verdicts = [c["logprobs"]["semgrad_guard"] for e in found for c in e["choices"] if c["logprobs"]]
         assert {verdict["status"] for verdict in verdicts} == {"unscored" if more in UNREAD else "scored"}
         assert more not in UNREAD or "the scorer cannot read the request" in verdicts[0]["reason"]
@@ -286,8 +240,7 @@ async def test_what_another_server_can_do_is_its_own_to_refuse(
 
 async def test_what_cannot_be_scored_is_withheld_where_the_operator_says_so(serve: Serve, scorer: Scheduler) -> None:
     for policy, expected in ((ALL, "I don't know."), (ANY, "Paris.")):
-        upstream = Upstream(RemoteServer("http://other/v1", transport=recording([])), scorer)
-        async with serve(policy, upstream=upstream, scheduler=scorer) as client:
+        async with serve(policy, **behind(Other("Paris."), scorer)) as client:
             response = await client.post(CHAT, json=asking(**UNREAD[0]))
         assert response.json()["choices"][0]["message"]["content"] == expected
 
@@ -297,8 +250,7 @@ async def test_a_prompt_that_is_too_long_for_the_scorer(
 ) -> None:
     """The upstream may read more than the local model."""
     scorer = Scheduler(Answerer(make_language_model(max_position_embeddings=64), HybridGrad(), served=True))
-    upstream = Upstream(RemoteServer("http://other/v1", transport=recording([])), scorer)
-    async with serve(ANY, mode="annotate", upstream=upstream, scheduler=scorer) as client:
+    async with serve(ANY, mode="annotate", **behind(Other("Paris."), scorer)) as client:
         found = (await client.post(CHAT, json=asking("word " * 100))).json()
     assert (found["choices"][0]["message"]["content"], found["semgrad_guard"]["status"]) == ("Paris.", "unscored")
 
@@ -307,8 +259,7 @@ async def test_a_prompt_that_is_too_long_for_the_scorer(
     "more", [{"model": 3}, {"n": 0}, {"n": 129}, {"stream": "yes"}, {"messages": []}, {"messages": "x"}]
 )
 async def test_what_decides_how_we_answer_must_be_right(serve: Serve, scorer: Scheduler, more: dict[str, Any]) -> None:
-    bodies = list[Any]()
-    upstream = Upstream(RemoteServer("http://other/v1", transport=recording(bodies)), scorer)
-    async with serve(ANY, mode="annotate", upstream=upstream, scheduler=scorer) as client:
+    other = Other("Paris.")
+    async with serve(ANY, mode="annotate", **behind(other, scorer)) as client:
         assert (await client.post(CHAT, json=asking(**more))).status_code == 400
-    assert bodies == []
+    assert other.bodies == []

@@ -15,9 +15,8 @@ from semgrad_guard import GenerationOptions, HybridGrad, Message
 from semgrad_guard.engine.prompts.responses import Codec
 from semgrad_guard.errors import InputError, PromptTooLongError, ScoringError
 from semgrad_guard.server.in_vllm.messages import READ, Failed
-from semgrad_guard.server.in_vllm.parts import Round
-from semgrad_guard.server.in_vllm.queue import WorkerQueue
-from semgrad_guard.server.writing import AnswerRequest
+from semgrad_guard.server.in_vllm.queue import Round, WorkerQueue
+from semgrad_guard.server.scheduler import AnswerRequest
 from tests.random_llama import byte_tokenizer
 
 

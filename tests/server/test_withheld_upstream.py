@@ -12,35 +12,25 @@ import pytest
 from semgrad_guard import HybridGrad, LanguageModel
 from semgrad_guard.guard import Answerer
 from semgrad_guard.server.scheduler import Scheduler
-from semgrad_guard.server.upstream import RemoteServer, RemoteTarget, Upstream
+from semgrad_guard.server.upstream import RemoteServer, RemoteTarget
 from tests.engine.chat_templates import template
 from tests.random_llama import CALLS
 
 from .conftest import ALL, NONE, Serve, asking
+from .others import Other, behind
 
 CHAT = "/v1/chat/completions"
 LOOKUP = {"type": "function", "function": {"name": "lookup"}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "lookup", "arguments": "{}"}}
-DRAFTS: dict[str, dict[str, Any]] = {
-    "text": {"message": {"content": "a written answer"}},
-    "empty": {"message": {"content": ""}},
-    "a call": {"message": {"content": None, "tool_calls": [CALL]}, "finish_reason": "tool_calls"},
-    "reasoning": {"message": {"content": "It is.", "reasoning_content": "a thought"}},
-    "cut": {"message": {"content": "It"}, "finish_reason": "length"},
-    "a stop reason": {"message": {"content": "It"}, "stop_reason": "is"},
-}
-
-
-class Sending(httpx.AsyncBaseTransport):
-    """A server whose answer the test sets; `asked` are the bodies that it got."""
-
-    def __init__(self) -> None:
-        self.status, self.body, self.asked = 200, dict[str, Any](), list[httpx.Request]()
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        await request.aread()
-        self.asked.append(request)
-        return httpx.Response(self.status, json=self.body)
+CALLED: dict[str, Any] = {"text": None, "tool_calls": [CALL], "finish": "tool_calls"}
+DRAFTS: list[dict[str, Any]] = [
+    {"text": "a written answer"},
+    {"text": ""},
+    CALLED,
+    {"text": "It is.", "reasoning_content": "a thought"},
+    {"text": "It", "finish": "length"},
+    {"text": "It", "stop_reason": "is"},
+]
 
 
 @pytest.fixture
@@ -61,24 +51,19 @@ def seen(response: httpx.Response) -> str:
 async def test_nothing_tells_how_a_withheld_answer_was_written(
     serve: Serve, scorer: Scheduler, mode: str, tools: list[Any]
 ) -> None:
-    other = Sending()
-    upstream = Upstream(RemoteServer("http://other/v1", transport=other), scorer)
     found = set[str]()
-    async with serve(NONE, mode=mode, upstream=upstream, scheduler=scorer) as client:
-        for number, choice in enumerate(DRAFTS.values()):
-            for usage in (None, {"prompt_tokens": 7 + number, "completion_tokens": number}):
-                other.body = {"choices": [choice], "usage": usage}
+    for number, draft in enumerate(DRAFTS):
+        for usage in (None, {"prompt_tokens": 7 + number, "completion_tokens": number}):
+            async with serve(NONE, mode=mode, **behind(Other(**draft, usage=usage), scorer)) as client:
                 found.add(seen(await client.post(CHAT, json=asking(tools=tools))))
     assert len(found) == 1, found
 
 
 @pytest.mark.parametrize("status", [400, 404, 413, 422])
 async def test_an_error_of_an_upstream_may_quote_a_draft(serve: Serve, scorer: Scheduler, status: int) -> None:
-    other = Sending()
-    other.status, other.body = status, {"error": {"message": "cannot read: Ulaanbaatar"}}
-    upstream = Upstream(RemoteServer("http://other/v1", transport=other), scorer)
+    other = Other(status=status, error={"message": "cannot read: Ulaanbaatar", "param": None})
     for mode, delivered in (("enforce", False), ("annotate", True)):
-        async with serve(ALL, mode=mode, upstream=upstream, scheduler=scorer) as client:
+        async with serve(ALL, mode=mode, **behind(other, scorer)) as client:
             response = await client.post(CHAT, json=asking())
         assert (response.status_code, "Ulaanbaatar" in response.text) == (status, delivered)
 
@@ -94,13 +79,11 @@ async def test_an_error_of_an_upstream_may_quote_a_draft(serve: Serve, scorer: S
 async def test_cuts_that_this_server_cannot_make_are_refused(
     serve: Serve, scorer: Scheduler, cut: dict[str, Any]
 ) -> None:
-    other = Sending()
-    other.body = {"choices": [DRAFTS["text"]]}
-    upstream = Upstream(RemoteServer("http://other/v1", transport=other), scorer)
-    async with serve(ALL, upstream=upstream, scheduler=scorer) as client:
+    other = Other()
+    async with serve(ALL, **behind(other, scorer)) as client:
         response = await client.post(CHAT, json=asking(**cut))
-    assert (response.status_code, other.asked) == (400, []), response.text
-    async with serve(ALL, mode="annotate", upstream=upstream, scheduler=scorer) as client:
+    assert (response.status_code, other.bodies) == (400, []), response.text
+    async with serve(ALL, mode="annotate", **behind(other, scorer)) as client:
         assert (await client.post(CHAT, json=asking(**cut))).status_code == 200
 
 
@@ -117,20 +100,14 @@ async def test_cuts_that_this_server_cannot_make_are_refused(
 async def test_an_answer_to_a_changed_prompt_has_no_score(
     serve: Serve, scorer: Scheduler, changed: dict[str, Any], status: str
 ) -> None:
-    other = Sending()
-    other.body = {"choices": [DRAFTS["text"]]}
-    upstream = Upstream(RemoteServer("http://other/v1", transport=other), scorer)
-    async with serve(ALL, mode="annotate", upstream=upstream, scheduler=scorer) as client:
+    async with serve(ALL, mode="annotate", **behind(Other(), scorer)) as client:
         found = (await client.post(CHAT, json=asking(**changed))).json()["semgrad_guard"]
     assert (found["status"], found["reason"] is None) == (status, status == "scored")
 
 
 async def test_a_call_of_the_target_is_an_answer(serve: Serve, scorer: Scheduler) -> None:
-    other, large = Sending(), Sending()
-    other.body, large.body = ({"choices": [DRAFTS[name]]} for name in ("text", "a call"))
-    upstream = Upstream(RemoteServer("http://other/v1", transport=other), scorer)
-    target = RemoteTarget(RemoteServer("http://large/v1", transport=large), "large")
-    async with serve(NONE, upstream=upstream, scheduler=scorer, target=target) as client:
+    target = RemoteTarget(RemoteServer("http://large/v1", transport=Other(**CALLED)), "large")
+    async with serve(NONE, target=target, **behind(Other(), scorer)) as client:
         found = (await client.post(CHAT, json=asking())).json()
     (choice,) = found["choices"]
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["lookup"]

@@ -2,8 +2,7 @@
 
 messages   what travels between the two processes
 worker     in vLLM's worker: reads requests, scores answers
-queue      in vLLM's server: has answers written, and scored
-parts      in vLLM's server: what the worker scores together, and sentences that leave while their answer is written
+queue      in vLLM's server: has answers written, and scored together; sentences leave while their answer is written
 plugin     our routes in the place of vLLM's
 
 Why: docs/decisions.md#0169

@@ -17,8 +17,8 @@ from semgrad_guard.errors import SemGradGuardError
 from semgrad_guard.guard import Draft
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import Answer
+from semgrad_guard.server.scheduler import AnswerRequest, ForeignText, Segment
 from semgrad_guard.server.settings import ServerSettings
-from semgrad_guard.server.writing import AnswerRequest, ForeignText
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -137,14 +137,11 @@ class Call(Generic[A, R]):
         return self.reply.validate_python(fields["reply"])
 
 
-Segments = list[tuple[str, int, int, float | None]]
-"""Text, beginning, end and uncertainty of each."""
-
 OPEN = Call("open", TypeAdapter(Opening), TypeAdapter(str))
 READ = Call("read", TypeAdapter(ToRead), TypeAdapter(Read))
 SENTENCES = Call("sentences", TypeAdapter(list[Begun]), TypeAdapter(list[ScoredPart | Failed | None]))
 """None where an answer's tokens spell another text."""
 SCORE = Call("score", TypeAdapter(list[Written]), TypeAdapter(list[list[Draft[Answer]] | Failed]))
 ELSEWHERE = Call("elsewhere", TypeAdapter(ForeignText), TypeAdapter(Draft[None]))
-SEGMENTS = Call("segments", TypeAdapter(tuple[ForeignText, By]), TypeAdapter(Segments))
+SEGMENTS = Call("segments", TypeAdapter(tuple[ForeignText, By]), TypeAdapter(list[Segment]))
 CALLS: Mapping[str, Call[Any, Any]] = {call.name: call for call in (READ, SENTENCES, SCORE, ELSEWHERE, SEGMENTS)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -18,22 +18,16 @@ from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.assembly import options_of, policy_of
 from semgrad_guard.server.in_vllm.messages import (
     CALLS,
-    ELSEWHERE,
     OPEN,
-    READ,
-    SCORE,
-    SEGMENTS,
-    SENTENCES,
     Begun,
     Failed,
     Opening,
     Read,
     ScoredPart,
-    Segments,
     ToRead,
     Written,
 )
-from semgrad_guard.server.writing import Assignment, ForeignText, judged, segments
+from semgrad_guard.server.scheduler import Assignment, ForeignText, Segment, judged, segments
 from semgrad_guard.vllm.engine import require_taken
 from semgrad_guard.vllm.language_model import TwinLanguageModel
 from semgrad_guard.vllm.listener import Listener, VLLMAnswer
@@ -97,17 +91,11 @@ class Scoring:
 
     @torch.inference_mode(False)
     def answered(self, name: str, payload: str) -> str:
-        """The answer to a message."""
-        work: Mapping[str, Callable[[Any], Any]] = {
-            READ.name: self._read,
-            SENTENCES.name: lambda begun: _together(begun, self._parts),
-            SCORE.name: self._score,
-            SEGMENTS.name: self._segments,
-            ELSEWHERE.name: lambda text: judged(text, self._answerer),
-        }
-        return CALLS[name].answered(payload, work[name])
+        """The answer to a message, by the method of its name."""
+        return CALLS[name].answered(payload, getattr(self, name))
 
-    def _read(self, request: ToRead) -> Read:
+    def read(self, request: ToRead) -> Read:
+        """READ."""
         for name in request.abandoned:
             self._let_go(name)
         assignment = Assignment.of(request.request, self._answerer)
@@ -135,6 +123,10 @@ class Scoring:
             row.end(len(tokens))
         return row
 
+    def sentences(self, begun: list[Begun]) -> list[ScoredPart | Failed | None]:
+        """SENTENCES."""
+        return _together(begun, self._parts)
+
     def _parts(self, begun: Sequence[Begun], *, again: bool) -> Sequence[ScoredPart | None]:
         assignments = [self._answers[one.name][0] for one in begun]
         with self._model.turn:  # in which the model is looked at once
@@ -146,7 +138,8 @@ class Scoring:
                 for own, one, found in zip(assignments, begun, ended, strict=True)
             ]
 
-    def _score(self, written: list[Written]) -> list[list[Draft[Answer]] | Failed]:
+    def score(self, written: list[Written]) -> list[list[Draft[Answer]] | Failed]:
+        """SCORE."""
         try:
             return _together(written, self._drafts)
         finally:
@@ -168,9 +161,13 @@ class Scoring:
                 for one in written
             ]
 
-    def _segments(self, text_and_kind: tuple[ForeignText, By]) -> Segments:
-        found = segments(*text_and_kind, self._answerer)
-        return [(segment.text, segment.start, segment.end, value) for segment, value in found]
+    def elsewhere(self, text: ForeignText) -> Draft[None]:
+        """ELSEWHERE."""
+        return judged(text, self._answerer)
+
+    def segments(self, text_and_kind: tuple[ForeignText, By]) -> list[Segment]:
+        """SEGMENTS."""
+        return segments(*text_and_kind, self._answerer)
 
 
 def _count(known: Verdict | None) -> int:
