@@ -43,7 +43,7 @@ from semgrad_guard.paper.graded import GradedRun, read_graded, write_graded
 from semgrad_guard.paper.measuring import price_of_samples
 from semgrad_guard.paper.report import is_report, write_report
 from semgrad_guard.paper.results import Results, is_graded_table
-from semgrad_guard.paper.table import is_table
+from semgrad_guard.paper.tables import is_table
 from semgrad_guard.questions.answered import EvaluatedAnswer
 from semgrad_guard.questions.data import QuestionFile
 from semgrad_guard.questions.data_files import Output, make_folder, read_by, require_outputs
@@ -94,7 +94,7 @@ class Run:
     settings: dict[str, Any]
 
 
-def read(data: str | None, columns: Sequence[str] | None, *, limit: int | None, optional: bool) -> QuestionFile | None:
+def read(data: Path | None, columns: Sequence[str] | None, *, limit: int | None, optional: bool) -> QuestionFile | None:
     """The questions, with a note on those that are left out."""
     if data is None:
         if optional:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
@@ -21,6 +21,7 @@ from semgrad_guard.named import POCKET
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.data_files import Output, require_outputs, sole_writer
 from semgrad_guard.records import Verdict
+from semgrad_guard.settings import DtypeName, JudgedBy, OnNoThreshold
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Drift
@@ -30,39 +31,20 @@ if TYPE_CHECKING:
 
 def score(  # noqa: PLR0913  # a command's options are its arguments
     *,
-    data: Annotated[
-        Path,
-        options.option(
-            'Texts to score: a file or folder of JSON Lines, JSON, CSV or Parquet with "question" and "response", and '
-            'perhaps "context", the passage that the text was answered from; "-" is stdin.',
-            options.DATA,
-            "FILE",
-            reads=options.stream,
-        ),
-    ],
-    output: Annotated[
-        Path | None, options.option("Write the scores there, as JSON Lines.", options.DATA, "FILE", reads=options.path)
-    ] = None,
-    model: options.Model = POCKET,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    template_option: options.Template = None,
-    estimator: options.Estimator = None,
-    calibration: options.CalibrationFile = None,
-    on_no_threshold: options.OnNoThreshold = "abstain",
-    by: options.By = None,
-    prompt: options.Prompt = "plain",
-    system: options.System = None,
-    ray: Annotated[
-        int | None,
-        options.option(
-            "Score by so many processes of a Ray cluster: that of RAY_ADDRESS, or one of this machine.",
-            options.MODEL,
-            "N",
-            reads=options.number(int, 1, 1_000_000),
-        ),
-    ] = None,
-    as_json: options.AsJson = False,
+    data: Path,
+    output: Path | None = None,
+    model: str = POCKET,
+    dtype: DtypeName | None = None,
+    device: str | None = None,
+    template_option: list[str] | None = None,
+    estimator: str | None = None,
+    calibration: Path | None = None,
+    on_no_threshold: OnNoThreshold = "abstain",
+    by: JudgedBy | None = None,
+    prompt: str = "plain",
+    system: str | None = None,
+    ray: int | None = None,
+    as_json: bool = False,
 ) -> None:
     """Score texts from anywhere: another server, a person, a cache.
 

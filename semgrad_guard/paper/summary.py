@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,14 +23,13 @@ from semgrad_guard.paper.intervals import (
     RESAMPLES,
     Estimate,
     Metric,
+    Resampling,
     bootstrap,
     brier,
     combined,
     crossfitted,
-    estimate,
     expected_calibration_error,
     paired_difference,
-    resamples,
 )
 
 COVERAGES = (0.3, 0.5, 0.7, 0.9)
@@ -43,6 +42,7 @@ QUALITY: Mapping[str, Metric] = {
 }
 
 Scores = Sequence[float | None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -99,77 +99,77 @@ def summarize(
         splits: halves for the coverage at a guaranteed error rate.
         tell: called with the current measurement, for a progress display.
     """
+    drawn = Resampling(run.data, count, clusters=run.clusters)
+    everything = range(run.n)
+
+    def auroc(scores: Scores, correct: Sequence[bool], rows: Sequence[int] = everything, data: str = "") -> Estimate:
+        """The AUROC on some of the rows, which are a data set of their own if it is named."""
+        part = drawn.of(rows) if not data else replace(drawn.of(rows), data=data)
+        return bootstrap(AUROC, _at(scores, rows), _at(correct, rows), part)["auroc"]
+
+    def mean_time(milliseconds: Sequence[float]) -> Estimate:
+        times, own = np.asarray(milliseconds, dtype=np.float64), replace(drawn, clusters=())
+        return own.estimate(len(times), lambda weights: weights @ times / len(times))
+
     methods: dict[str, MethodSummary] = {}
-    ours: dict[str, Estimate] | None = None
-    drawn: dict[str, Any] = {"data": run.data, "count": count, "clusters": run.clusters}
+    ours: Mapping[str, Estimate] | None = None
     for title in sorted(published.in_order(run.scores), key=lambda method: method != published.OURS):
         tell(f"{run.title}: {title}")
         rows = run.put_to(title)
-        scores, correct = [run.scores[title][row] for row in rows], [run.correct[row] for row in rows]
-        of_answers = [run.clusters[row] for row in rows] if run.clusters else ()
-        quality = bootstrap(QUALITY, scores, correct, data=run.data, count=count, clusters=of_answers)
+        scores, correct = _at(run.scores[title], rows), _at(run.correct, rows)
+        quality = bootstrap(QUALITY, scores, correct, drawn.of(rows))
         ours = quality if title == published.OURS else ours
         confidence = crossfitted(run.scores[title], run.correct)
         methods[title] = MethodSummary(
             quality=quality,
-            difference={} if ours is None else _difference(run, title, quality, ours, count),
+            difference={} if ours is None else _difference(run, title, quality, ours, drawn),
             confidence=confidence,
-            brier=brier(confidence, run.correct, **drawn),
-            ece=expected_calibration_error(confidence, run.correct, **drawn),
+            brier=brier(confidence, run.correct, drawn),
+            ece=expected_calibration_error(confidence, run.correct, drawn),
             guaranteed={
-                a: None if run.clusters else guaranteed_coverage(scores, correct, alpha=a, splits=splits)
-                for a in ALPHAS
+                alpha: None if run.clusters else guaranteed_coverage(scores, correct, alpha=alpha, splits=splits)
+                for alpha in ALPHAS
             },
             unscored=sum(score is None for score in run.scores[title]),
         )
     tell(f"{run.title}: graders, kinds of questions and run times")
+    titles = published.in_order(run.scores)
+    kinds = {
+        kind: [row for row, found in enumerate(run.kinds) if found == kind]
+        for kind in sorted({kind for kind in run.kinds if kind is not None})
+    }
     return RunSummary(
         run=run,
-        methods={title: methods[title] for title in published.in_order(methods)},
-        ablations={name: _auroc(run, scores, run.correct, count) for name, scores in run.ablations.items()},
+        methods={title: methods[title] for title in titles},
+        ablations={name: auroc(scores, run.correct) for name, scores in run.ablations.items()},
         graders={
-            grader: {m: _auroc(run, run.scores[m], labels, count) for m in published.in_order(run.scores)}
+            grader: {title: auroc(run.scores[title], labels) for title in titles}
             for grader, labels in run.other_graders.items()
         },
         kinds={
-            kind: {m: _within(run, run.scores[m], kind, count) for m in published.in_order(run.scores)}
-            for kind in sorted({kind for kind in run.kinds if kind is not None})
+            kind: {title: auroc(run.scores[title], run.correct, rows, f"{run.data}, {kind}") for title in titles}
+            for kind, rows in kinds.items()
         },
         run_time={
-            m: _mean_time(run, [time for time in run.milliseconds[m] if time is not None], count)
-            for m in published.in_order(run.milliseconds)
+            title: mean_time([time for time in run.milliseconds[title] if time is not None])
+            for title in published.in_order(run.milliseconds)
         },
-        generation=_mean_time(run, run.generation_ms, count) if run.generation_ms else None,
+        generation=mean_time(run.generation_ms) if run.generation_ms else None,
     )
 
 
 def _difference(
-    run: GradedRun, title: str, quality: dict[str, Estimate], ours: dict[str, Estimate], count: int
+    run: GradedRun, title: str, quality: Mapping[str, Estimate], ours: Mapping[str, Estimate], drawn: Resampling
 ) -> dict[str, Estimate]:
     """Minus HybridGrad's; the replicates are there already where no score is missing."""
     mine, theirs = run.scores[title], run.scores[published.OURS]
     if None in mine or None in theirs:
-        drawn: dict[str, Any] = {"data": run.data, "count": count, "clusters": run.clusters}
-        return paired_difference(COMPARED, mine, theirs, run.correct, **drawn)
+        return paired_difference(COMPARED, mine, theirs, run.correct, drawn)
     return {name: combined([quality[name], ours[name]], [1.0, -1.0]) for name in COMPARED}
 
 
-def _within(run: GradedRun, scores: Scores, kind: str, count: int) -> Estimate:
-    rows = [row for row, found in enumerate(run.kinds) if found == kind]
-    data = f"{run.data}, {kind}"
-    of_answers = [run.clusters[i] for i in rows] if run.clusters else ()
-    columns = [scores[i] for i in rows], [run.correct[i] for i in rows]
-    return bootstrap(AUROC, *columns, data=data, count=count, clusters=of_answers)["auroc"]
-
-
-def _auroc(run: GradedRun, scores: Scores, correct: Sequence[bool], count: int) -> Estimate:
-    return bootstrap(AUROC, scores, correct, data=run.data, count=count, clusters=run.clusters)["auroc"]
-
-
-def _mean_time(run: GradedRun, milliseconds: Sequence[float], count: int) -> Estimate:
-    times = np.asarray(milliseconds, dtype=np.float64)
-    blocks = [weights @ times / len(times) for weights in resamples(len(times), data=run.data, count=count)]
-    return estimate(float(times.mean()), np.concatenate(blocks))
+def _at(column: Sequence[T], rows: Sequence[int]) -> list[T]:
+    return [column[row] for row in rows]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from semgrad_guard import metrics
 from semgrad_guard.metrics import Tally, tally
-from semgrad_guard.paper.intervals import bootstrap, combined, estimate, mean, paired_difference, resamples
+from semgrad_guard.paper.intervals import Resampling, bootstrap, combined, estimate, mean, paired_difference
 
 ANSWERS = st.lists(
     st.tuples(st.one_of(st.none(), st.integers(0, 4).map(float)), st.booleans()), min_size=1, max_size=12
@@ -33,7 +33,7 @@ def one_by_one(name: str, scores: list[float | None], correct: list[bool]) -> fl
 @given(ANSWERS, st.integers(0, 5))
 def test_a_row_of_weights_is_a_set_with_copies(answers: list[tuple[float | None, bool]], seed: int) -> None:
     scores, correct = [list(column) for column in zip(*answers, strict=True)]
-    (weights,) = resamples(len(scores), count=4, seed=seed)
+    (weights,) = Resampling(count=4, seed=seed).weights(len(scores))
     counted = tally(scores, correct, weights)
     for name, metric in METRICS.items():
         expected = [
@@ -44,7 +44,7 @@ def test_a_row_of_weights_is_a_set_with_copies(answers: list[tuple[float | None,
 
 
 def test_resamples_are_shared_by_all_methods_on_the_same_questions() -> None:
-    one, again, other = (np.concatenate(list(resamples(50, data=d))) for d in ("SciQ", "SciQ", "TriviaQA"))
+    one, again, other = (np.concatenate([*Resampling(d).weights(50)]) for d in ("SciQ", "SciQ", "TriviaQA"))
     assert one.shape == (1000, 50)
     assert (one.sum(axis=1) == 50).all()
     assert (one == again).all()
@@ -60,7 +60,9 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
     hits = 0
     for _ in range(150):
         correct = rng.random(120) < 0.6
-        found = bootstrap({"auroc": Tally.auroc}, rng.normal(~correct, 1.0).tolist(), correct.tolist(), count=300)
+        found = bootstrap(
+            {"auroc": Tally.auroc}, rng.normal(~correct, 1.0).tolist(), correct.tolist(), Resampling(count=300)
+        )
         low, high = found["auroc"].low, found["auroc"].high
         assert low is not None
         assert high is not None
@@ -114,7 +116,7 @@ def test_sums_go_replicate_by_replicate() -> None:
 
 def test_whole_answers_are_drawn_where_rows_are_their_sentences() -> None:
     clusters = [0, 0, 0, 1, 2, 2]
-    weights = np.concatenate(list(resamples(6, count=50, clusters=clusters)))
+    weights = np.concatenate([*Resampling(count=50, clusters=clusters).weights(6)])
     assert (weights[:, 0] == weights[:, 2]).all()
     assert (weights[:, 4] == weights[:, 5]).all()
     assert (weights[:, [0, 3, 4]].sum(axis=1) == 3).all()

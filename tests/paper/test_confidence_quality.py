@@ -10,7 +10,7 @@ from scipy.stats import binomtest
 from sklearn.metrics import brier_score_loss
 
 from semgrad_guard.calibration.confidence import fit_isotonic
-from semgrad_guard.paper.intervals import brier, crossfitted, expected_calibration_error, reliability
+from semgrad_guard.paper.intervals import Resampling, brier, crossfitted, expected_calibration_error, reliability
 
 ANSWERS = st.lists(st.tuples(st.integers(0, 999), st.booleans()), min_size=1, max_size=40)
 
@@ -25,9 +25,9 @@ def test_ece_and_brier_are_what_their_definitions_say(answers: list[tuple[int, b
         * (thousandths // 100 == b).mean()
         for b in set(thousandths // 100)
     ]
-    found = expected_calibration_error(confidence, correct.tolist(), count=20)
+    found = expected_calibration_error(confidence, correct.tolist(), Resampling(count=20))
     assert found.value == pytest.approx(sum(gaps))
-    score = brier(confidence, correct.tolist(), count=20)
+    score = brier(confidence, correct.tolist(), Resampling(count=20))
     assert score.value == pytest.approx(brier_score_loss(correct, confidence, pos_label=True))
 
 
@@ -35,7 +35,7 @@ def test_intervals_resample_questions() -> None:
     rng = np.random.default_rng(0)
     confidence = rng.random(400)
     correct = (rng.random(400) < confidence).tolist()
-    found = brier(confidence, correct, count=500)
+    found = brier(confidence, correct, Resampling(count=500))
     spread = np.std((confidence - np.array(correct)) ** 2) / 20
     assert found.low == pytest.approx(found.value - 1.96 * spread, abs=0.004)  # type: ignore[operator]
     assert found.high == pytest.approx(found.value + 1.96 * spread, abs=0.004)  # type: ignore[operator]
