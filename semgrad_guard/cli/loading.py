@@ -131,11 +131,9 @@ def read_data(
     keeps: bool = False,
 ) -> QuestionFile:
     """The questions of a source. Repeated lines that are left out are named, unless the caller keeps them."""
-    names = {f"{held}_field": name for held, _, name in (one.partition("=") for one in columns or ())}
+    named = {held: name for held, _, name in (one.partition("=") for one in columns or ())}
     with status(f"Reading {data} …"):
-        found = read_questions(
-            data, needs=needs, strict=strict, on_progress=lambda rows: note(f"{rows:,} rows are read."), **names
-        )
+        found = read_questions(data, needs=needs, strict=strict, columns=named)
     say_problems(found.problems)
     note_problems([*(() if keeps else found.duplicates), *found.shared_ids])
     if found.unread:
