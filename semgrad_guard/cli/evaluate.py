@@ -59,12 +59,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     source = loading.source_of(model, dtype=dtype, device=device, template_option=template_option)
     phrasing, sources = loading.phrasing(prompt, system)
     models = [model, *filter(None, (nli, cross_encoder)), *(name.partition("=")[2] or name for name in grader or ())]
-    inputs = [
-        *sources,
-        *([labels] if labels else []),
-        *map(Path, [*models, *([data] if data else [])]),
-        *others,
-    ]
+    inputs = [*sources, *([labels] if labels else []), *map(Path, [*models, *([data] if data else [])]), *others]
     with files.made():
         files.check(inputs, report=not no_report)
         graders = grading.load_graders(grader or (), nli=nli)

@@ -26,15 +26,7 @@ from semgrad_guard.estimators.text_pairs import CrossEncoder
 from semgrad_guard.grading import GRADERS, AnswerGrader, default_grader
 from semgrad_guard.grading.by_name import entailment_model, is_final, no_verdict
 from semgrad_guard.grading.grader import ABSTAINED, Verdicts, WordGrader
-from semgrad_guard.grading.sheets import (
-    GRADES,
-    HUMAN,
-    GradedAnswer,
-    extend_sheet,
-    grade,
-    labels_for,
-    with_references,
-)
+from semgrad_guard.grading.sheets import GRADES, HUMAN, GradedAnswer, extend_sheet, grade, labels_for, with_references
 from semgrad_guard.guard.calibrated_estimator import require_by_sentence
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.metrics import aurc, auroc

@@ -259,12 +259,7 @@ _REFUSALS, _REFUSALS_IN_NAME = "+refusals=", "+refusals("
 
 _NOT_ALL_OF_IT = "one sentence asserts a reference; what else the answer says is not checked"
 _IN_COMMON = "the answer has enough words in common with a reference; what else it says is not checked"
-_RIGHT_MEANS = {
-    "contains": _NOT_ALL_OF_IT,
-    "nli": _NOT_ALL_OF_IT,
-    "token-f1": _IN_COMMON,
-    "rouge-l": _IN_COMMON,
-}
+_RIGHT_MEANS = {"contains": _NOT_ALL_OF_IT, "nli": _NOT_ALL_OF_IT, "token-f1": _IN_COMMON, "rouge-l": _IN_COMMON}
 
 
 def right_means(grader: str) -> str | None:
@@ -290,11 +285,7 @@ def default_grader(prompt_template: str) -> str:
 
 
 _FIRST = "contains+"
-_NEEDS_MODEL = {
-    "nli": "FOLDER or hub id",
-    "bem": "FOLDER or hub id",
-    "judge": "PROVIDER:MODEL, as LangChain has it",
-}
+_NEEDS_MODEL = {"nli": "FOLDER or hub id", "bem": "FOLDER or hub id", "judge": "PROVIDER:MODEL, as LangChain has it"}
 
 
 def load_graders(specs: Sequence[str], *, nli: str | None = None) -> list[AnswerGrader]:

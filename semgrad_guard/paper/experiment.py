@@ -205,12 +205,7 @@ class Experiment:
         return where_it_fits(self.model, self.phrasing, batch, measured, self._unanswered)
 
     def _measure(
-        self,
-        questions: Sequence[Question],
-        conversations: Sequence[list[Message]],
-        *,
-        start: int,
-        on_step: Step | None,
+        self, questions: Sequence[Question], conversations: Sequence[list[Message]], *, start: int, on_step: Step | None
     ) -> list[EvaluatedAnswer]:
         generate = partial(self.model.generate_batch, conversations, seeded(self.options, start), objective=Objective())
         generations, generating = timed(generate)

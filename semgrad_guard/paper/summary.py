@@ -12,13 +12,7 @@ import numpy as np
 from semgrad_guard.metrics import Floats, Tally
 from semgrad_guard.paper import published
 from semgrad_guard.paper.graded import GradedRun
-from semgrad_guard.paper.guarantee import (
-    ALPHAS,
-    SPLITS,
-    GuaranteedCoverage,
-    fewest_questions,
-    guaranteed_coverage,
-)
+from semgrad_guard.paper.guarantee import ALPHAS, SPLITS, GuaranteedCoverage, fewest_questions, guaranteed_coverage
 from semgrad_guard.paper.intervals import (
     RESAMPLES,
     Estimate,
@@ -85,11 +79,7 @@ class RunSummary:
 
 
 def summarize(
-    run: GradedRun,
-    *,
-    count: int = RESAMPLES,
-    splits: int = SPLITS,
-    tell: Callable[[str], object] = lambda _: None,
+    run: GradedRun, *, count: int = RESAMPLES, splits: int = SPLITS, tell: Callable[[str], object] = lambda _: None
 ) -> RunSummary:
     """Measure a run.
 

@@ -214,10 +214,7 @@ def ablation(summaries: Sequence[RunSummary]) -> Table | None:
         return None
     columns = [
         Column(
-            s.run.data,
-            {**_quality(s, "auroc"), **_cells(s.ablations, _why_undefined(s))},
-            s.run.model,
-            better="higher",
+            s.run.data, {**_quality(s, "auroc"), **_cells(s.ablations, _why_undefined(s))}, s.run.model, better="higher"
         )
         for s in ablated
     ]

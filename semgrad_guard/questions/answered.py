@@ -133,13 +133,7 @@ class EvaluatedAnswer(Answer, frozen=True):
             return [self]
         return [
             self.model_copy(
-                update={
-                    "key": key,
-                    "part_of": self.key,
-                    "text": text,
-                    "scores": one.scores,
-                    "sentences": None,
-                }
+                update={"key": key, "part_of": self.key, "text": text, "scores": one.scores, "sentences": None}
             )
             for key, text, one in zip(self.sentence_keys, self.sentence_texts, self.sentences, strict=True)
         ]

@@ -187,9 +187,7 @@ JUNK: dict[str, str | bytes] = {
 
 def records() -> Iterator[Bad]:
     """Calibrations, probes and finished runs that are none, or are no longer what was written."""
-    options = {
-        "calibration": {"ask": ASK, "score": SCORE},
-    }
+    options = {"calibration": {"ask": ASK, "score": SCORE}}
     for option, commands in options.items():
         for (command, base), name in in_turn(commands.items(), JUNK):
             yield Bad(f"{command} --{option}: {name}", (*base, f"--{option}={{in}}/junk/{name}.json"))

@@ -6,7 +6,6 @@ import csv
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import Result
@@ -120,20 +119,6 @@ def test_learned_estimators_learn_from_sentences(calibrate: Run, tmp_path: Path)
     assert made.choice.estimator == "max_probability"
     assert "No label is spent" in made.choice.reason
     assert set(made.aurocs) >= {"hybridgrad", "max_probability"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("--by", "answer", "--on-doubt", "drop"), 'judge answers by="sentence"'),
-        (("--estimator", "semantic_entropy"), "compares whole answers"),
-        (("--on-doubt", "delete"), "Invalid value"),
-    ],
-)
-def test_options_that_do_not_go_with_sentences(calibrate: Run, arguments: tuple[Any, ...], expected: str) -> None:
-    result = calibrate(*arguments)
-    assert result.exit_code != 0
-    assert expected in flat(result.stderr)
 
 
 def test_the_text_is_the_whole_answer(calibrate: Run, tmp_path: Path) -> None:

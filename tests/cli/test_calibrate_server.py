@@ -57,20 +57,8 @@ def url(language_model: LanguageModel) -> Iterator[str]:
 
 @pytest.fixture
 def calibrate(run: Run, right: Path, tmp_path: Path, url: str) -> Run:
-    fixed = (
-        "--engine",
-        url,
-        "--model",
-        "tiny",
-        "--data",
-        right,
-        "--max-tokens",
-        TOKENS,
-        "--output",
-        tmp_path / "c.json",
-        "--on-cut",
-        "score",
-    )
+    files = ("--data", right, "--output", tmp_path / "c.json")
+    fixed = ("--engine", url, "--model", "tiny", *files, "--max-tokens", TOKENS, "--on-cut", "score")
     return lambda *more: run("calibrate", *merged(fixed, more))
 
 

@@ -79,20 +79,8 @@ def test_texts_are_scored_with_the_prompt_of_a_calibration(
     (tmp_path / "system.txt").write_text("Be brief.\n")
     way = ["--system", f"@{tmp_path / 'system.txt'}", "--prompt", "Read {context}: {question}"]
     made = tmp_path / "c.json"
-    run(
-        "calibrate",
-        "--model",
-        model_folder,
-        "--data",
-        data,
-        "--output",
-        made,
-        *way,
-        "--max-tokens",
-        4,
-        "--on-cut",
-        "score",
-    )
+    fixed = ("--model", model_folder, "--max-tokens", 4, "--on-cut", "score")
+    run("calibrate", *fixed, "--data", data, "--output", made, *way)
     texts = jsonl(tmp_path / "t.jsonl", ({**row, "response": "so"} for row in rows))
     found = records(score("--data", texts, "--calibration", made, "--json", *way).stdout)
     assert [record["details"]["unfamiliar"] for record in found] == [[]] * 60
@@ -141,9 +129,8 @@ def test_a_calibration_decides_and_drift_is_reported(score: Run, tmp_path: Path,
 
 def test_a_broken_line_is_named_and_the_rest_scored(score: Run, tmp_path: Path) -> None:
     good = responses(tmp_path).read_text().splitlines()
-    data = jsonl(
-        tmp_path / "broken.jsonl", [good[0], good[1][:20], good[2], good[0], '{"question": "q", "response": ""}']
-    )
+    empty = '{"question": "q", "response": ""}'
+    data = jsonl(tmp_path / "broken.jsonl", [good[0], good[1][:20], good[2], good[0], empty])
     result = score("--data", data, "--json")
     assert result.exit_code == 5
     assert len(records(result.stdout)) == 2

@@ -9,14 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semgrad_guard.calibration.prompt_parts import common_subsequence
-from semgrad_guard.grading import (
-    GRADERS,
-    AnswerToGrade,
-    ExactMatch,
-    normalise,
-    rouge_l,
-    token_f1,
-)
+from semgrad_guard.grading import GRADERS, AnswerToGrade, ExactMatch, normalise, rouge_l, token_f1
 
 WORDS = st.lists(st.sampled_from("uvw"), max_size=6)
 

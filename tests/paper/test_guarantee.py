@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 from semgrad_guard.calibration import calibrate
-from semgrad_guard.paper.guarantee import (
-    GuaranteedCoverage,
-    fewest_questions,
-    guaranteed_coverage,
-    halves,
-    threshold,
-)
+from semgrad_guard.paper.guarantee import GuaranteedCoverage, fewest_questions, guaranteed_coverage, halves, threshold
 
 RNG = np.random.default_rng(0)
 
@@ -65,11 +59,7 @@ def test_coverage_and_risk_belong_to_the_measuring_half() -> None:
 
 
 def test_nothing_is_let_through_where_no_promise_can_be_kept() -> None:
-    for scores, correct in (
-        ([0.1] * 50, [False] * 50),
-        ([None] * 50, [True] * 50),
-        ([0.1, 0.2], [True, False]),
-    ):
+    for scores, correct in (([0.1] * 50, [False] * 50), ([None] * 50, [True] * 50), ([0.1, 0.2], [True, False])):
         found = guaranteed_coverage(scores, correct, alpha=0.1, splits=5)
         assert found is not None
         assert (found.mean_coverage, found.violations, found.nothing) == (0.0, 0.0, 1.0)

@@ -126,9 +126,7 @@ def test_the_users_tokens_are_not_in_question(language_model: LanguageModel) -> 
     assert ends.names[-14] == "?"
 
 
-def test_fewer_tokens_than_asked_for_where_prompts_are_short(
-    make_language_model: Callable[..., LanguageModel],
-) -> None:
+def test_fewer_tokens_than_asked_for_where_prompts_are_short(make_language_model: Callable[..., LanguageModel]) -> None:
     plain = make_language_model(chat_template=None)
     ends = prompt_ends(plain, questions(), ProbePlan(tokens=40))
     assert ends.count == min(len(text) for q in questions() for text in (q.question, *q.paraphrases))
