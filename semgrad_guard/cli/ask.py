@@ -25,7 +25,7 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
     model: str = POCKET,
     dtype: DtypeName | None = None,
     device: str | None = None,
-    template_option: list[str] | None = None,
+    template_option: loading.Pairs | None = None,
     estimator: str | None = None,
     calibration: Path | None = None,
     on_no_threshold: OnNoThreshold = "abstain",

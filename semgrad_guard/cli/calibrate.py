@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -31,12 +30,12 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     *,
     data: Path,
     output: Path,
-    column: list[str] | None = None,
+    column: loading.Pairs | None = None,
     copies: Literal["keep", "once"] | None = None,
     model: str = POCKET,
     dtype: DtypeName | None = None,
     device: str | None = None,
-    template_option: list[str] | None = None,
+    template_option: loading.Pairs | None = None,
     engine: str = "transformers",
     alpha: float = 0.1,
     delta: float = 0.1,
@@ -130,7 +129,7 @@ def _chosen(questions: QuestionFile) -> Copies:
 
 
 def _read(
-    data: Path, columns: Sequence[str] | None, *, alpha: float, delta: float, copies: Copies | None
+    data: Path, columns: loading.Pairs | None, *, alpha: float, delta: float, copies: Copies | None
 ) -> QuestionFile:
     """The questions, with a warning if they are too few for the promise whatever the answers."""
     from semgrad_guard.calibration import gates

@@ -105,25 +105,25 @@ def wording(value: str) -> str:
     return value
 
 
-def column(value: str) -> str:
+def column(value: str) -> tuple[str, str]:
     """What a column holds, and its name."""
     held, _, name = value.partition("=")
     if held not in ("question", "answers", "context") or not name:
         raise typer.BadParameter("write what the column holds, and its name: question=NAME, answers=NAME, context=NAME")
-    return value
+    return held, name
 
 
-def template_option(value: str) -> str:
+def template_option(value: str) -> tuple[str, Any]:
     """An option of the chat template and its value in JSON; a text needs no quotes."""
     name, _, given = value.partition("=")
+    is_text = given[:1] not in ("", "{", "[", '"') and given not in ("True", "False", "None")
     try:
-        json.loads(given)
+        if name.isidentifier():
+            return name, json.loads(given)
     except (ValueError, RecursionError):
-        if given in ("True", "False", "None") or given[:1] in ("", "{", "[", '"'):
-            raise typer.BadParameter("give a name and a value in JSON: enable_thinking=false") from None
-    if not name.isidentifier():
-        raise typer.BadParameter("give a name and a value in JSON: enable_thinking=false")
-    return value
+        if is_text:
+            return name, given
+    raise typer.BadParameter("give a name and a value in JSON: enable_thinking=false")
 
 
 def writer(value: str) -> str:

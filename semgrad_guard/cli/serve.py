@@ -23,7 +23,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
     model: list[str] | None = None,
     dtype: DtypeName | None = None,
     device: str | None = None,
-    template_option: list[str] | None = None,
+    template_option: loading.Pairs | None = None,
     engine: str = "transformers",
     estimator: str | None = None,
     calibration: list[str] | None = None,
@@ -52,7 +52,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
     given: dict[str, Any] = {**locals()}  # by the names of the settings
     del given["host"], given["port"], given["settings"]
     given |= {name: tuple(given[name] or ()) for name in ("model", "calibration", "allow_host")}
-    given |= {"template_option": loading.template_options(template_option) or None}
+    given |= {"template_option": dict(template_option or ()) or None}
     given |= {"engine": loading.engine_arguments(engine)}
     unset = {name: (None, (), field.default) for name, field in ServerSettings.model_fields.items()}
     made = settings_of({name: value for name, value in given.items() if value not in unset[name]}, settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -78,17 +78,8 @@ class RunSummary:
         return list(next(iter(self.methods.values())).guaranteed)
 
 
-def summarize(
-    run: GradedRun, *, count: int = RESAMPLES, splits: int = SPLITS, tell: Callable[[str], object] = lambda _: None
-) -> RunSummary:
-    """Measure a run.
-
-    Args:
-        run: the graded answers.
-        count: bootstrap resamples.
-        splits: halves for the coverage at a guaranteed error rate.
-        tell: called with the current measurement, for a progress display.
-    """
+def summarize(run: GradedRun, *, count: int = RESAMPLES, splits: int = SPLITS) -> RunSummary:
+    """Measure a run, by `count` bootstrap resamples and, for coverage at a guaranteed error rate, so many `splits`."""
     drawn = Resampling(run.data, count, clusters=run.clusters)
     everything = range(run.n)
 
@@ -104,7 +95,6 @@ def summarize(
     methods: dict[str, MethodSummary] = {}
     ours: Mapping[str, Estimate] | None = None
     for title in sorted(published.in_order(run.scores), key=lambda method: method != published.OURS):
-        tell(f"{run.title}: {title}")
         rows = run.put_to(title)
         scores, correct = _at(run.scores[title], rows), _at(run.correct, rows)
         quality = bootstrap(QUALITY, scores, correct, drawn.of(rows))
@@ -122,7 +112,6 @@ def summarize(
             },
             unscored=sum(score is None for score in run.scores[title]),
         )
-    tell(f"{run.title}: graders, kinds of questions and run times")
     titles = published.in_order(run.scores)
     kinds = {
         kind: [row for row, found in enumerate(run.kinds) if found == kind]

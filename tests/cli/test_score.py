@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -275,3 +276,25 @@ def test_the_promise_that_the_labels_support_is_delivered_where_it_is_chosen(
     assert "Promise" not in plain.stderr
     shown = "at most 32% are wrong, with 90% probability (10% was asked for, and these labels do not support it)"
     assert shown in flat(chosen.stderr)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return jsonl(tmp_path / "d.jsonl", [{"question": "q", "answers": ["a"], "response": "r"}])
+
+
+def test_without_ray(run: Run, data: Path) -> None:
+    if find_spec("ray"):
+        pytest.skip("ray is installed")
+    result = run("score", "--ray", 2, "--model", "pocket", "--data", data)
+    assert result.exit_code == 1
+    assert "ray is not installed. Run: pip install 'semgrad-guard[ray]'" in flat(result.stderr)
+
+
+def test_parquet_without_its_library(run: Run, tmp_path: Path) -> None:
+    if find_spec("pyarrow"):
+        pytest.skip("pyarrow is installed")
+    (tmp_path / "d.parquet").write_bytes(b"PAR1")
+    result = run("score", "--data", tmp_path / "d.parquet")
+    assert result.exit_code == 1
+    assert "pip install 'semgrad-guard[parquet]'" in flat(result.stderr)

@@ -6,12 +6,18 @@ import csv
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from semgrad_guard.errors import DataFileError, GradingError
-from semgrad_guard.grading.sheets import extend_sheet, labels_for, read_sheet, write_sheet
-from tests.made_answers import made
+from semgrad_guard.grading.sheets import SheetAnswer, extend_sheet, labels_for, read_sheet, write_sheet
+from tests.made_answers import made as answered
+
+
+def made(i: int, *given: Any, **more: Any) -> SheetAnswer:
+    return SheetAnswer.of(answered(i, *given, **more))
+
 
 ANSWERS = [
     made(0, "Paris", ("Paris", "City of Light")),

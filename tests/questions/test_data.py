@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from semgrad_guard.errors import DataFileError, InputError, MissingExtraError
-from semgrad_guard.questions.data import NO_PASSAGE, Question, read_questions
+from semgrad_guard.questions.data import NO_PASSAGE, Question, read_questions, wordings
 
 GOOD = '{"question": "Who wrote Emma?", "answers": ["Jane Austen"]}'
 OTHER = '{"question": "Who wrote Persuasion?", "answers": ["Jane Austen"]}'
@@ -150,3 +150,21 @@ def test_a_column_twice_breaks_the_file(tmp_path: Path, header: str) -> None:
     path.write_text(f"{header}\na,b,c\n")
     with pytest.raises(DataFileError, match="twice, in any case of letters; keep one"):
         read_questions(path)
+
+
+def test_wordings_of_one_fact_are_close_and_questions_of_a_template_are_not() -> None:
+    pairs = [
+        ("What is the capital of France?", "Paris"),
+        ("Which city is the capital of France?", "Paris"),
+        ("What is the capital of Spain?", "Madrid"),
+        ("what is the Capital of France", "Lutetia"),
+        ("Who wrote Emma?", "Jane Austen"),
+        ("Who wrote Persuasion?", "Jane Austen"),
+        *((f"What is item {i}?", "seven") for i in range(60)),
+    ]
+    rows = [Question(question=text, answers=(answer,)) for text, answer in pairs]
+    assert wordings(rows) == [0, 0, 2, 0, *range(4, 66)]
+    passages = [Question(question="Who built it?", answers=("Ada",), context=text) for text in ("One.", "Two.")]
+    assert wordings(passages) == [0, 1]
+    assert wordings([]) == []
+    assert wordings([*rows[2:4], *rows[2:3] * 100]) == [0, 1, *[0] * 100]
