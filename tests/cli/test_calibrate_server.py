@@ -67,7 +67,6 @@ def test_a_calibration_of_a_server_is_kept_behind_it(calibrate: Run, tmp_path: P
     result = calibrate("--estimator", estimator)
     assert result.exit_code == 0, result.stderr
     made = Calibration.load(tmp_path / "c.json")
-    assert made.binding is not None
     assert (made.binding.model, made.binding.estimator) == ("tiny", estimator)
     assert made.binding.options == {"temperature": 0, "max_tokens": TOKENS}
     usual: dict[str, Any] = {"upstream": url, "model": "tiny", "max_tokens": TOKENS, "no_log": True}
@@ -95,7 +94,6 @@ def test_a_calibration_by_sentence_is_kept_behind_it(calibrate: Run, tmp_path: P
     result = calibrate("--by", "sentence", "--on-doubt", "drop", "--estimator", "gnll")
     made = Calibration.load(tmp_path / "c.json")
     assert made.sentences is not None, result.stderr
-    assert made.binding is not None
     unit = {"by": "sentence", "on_doubt": "drop"}
     assert made.binding.settings == {"reported": True, "top_logprobs": 5, **unit}
     rows = [json.loads(line) for line in (tmp_path / "c.answers.jsonl").read_text().splitlines()[1:]]

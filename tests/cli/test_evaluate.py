@@ -250,7 +250,6 @@ def test_learned_scores_are_left_out_where_there_are_too_few_labels(
     assert "FusedStates" not in result.stdout
     (answer, *_) = kept(tmp_path)
     features = answer.scores["states"].features
-    assert features is not None
     assert features["gnll"] == pytest.approx(answer.uncertainty("gnll"))
     assert table(tmp_path)[0]["FusedStates"] == ""
 

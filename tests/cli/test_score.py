@@ -161,7 +161,6 @@ def test_by_sentence(score: Run, tmp_path: Path, language_model: LanguageModel) 
     found = language_model.score("What is tea?", text, by="sentence")
     assert [(part["start"], part["end"]) for part in record["sentences"]] == [(0, 16), (16, 34)]
     for part, segment in zip(record["sentences"], found, strict=True):
-        assert segment.scores is not None
         assert part["uncertainty"] == pytest.approx(segment.scores.hybridgrad, rel=1e-4)
     shown = flat(score(*given, "--output", tmp_path / "s.jsonl").stdout)
     assert "Tea is a drink." in shown

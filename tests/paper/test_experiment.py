@@ -198,7 +198,6 @@ def test_samples_are_drawn_for_a_seeded_choice_of_each_kind(
 ) -> None:
     questions = [*QUESTIONS, Question(question="another kind?", answers=("a",), kind="j")]
     chosen = SampledQuestions.of(questions, count=2, seed=0)
-    assert chosen is not None
     assert len(chosen.keys) == 3
     assert questions[-1].key in chosen.keys
     fewer = replace(experiment, sampled=chosen)
@@ -218,7 +217,6 @@ def test_samples_are_drawn_for_a_seeded_choice_of_each_kind(
 def test_the_choice_follows_from_seed_and_questions() -> None:
     questions = [Question(question=f"{i}?", answers=("a",), kind=str(i % 2)) for i in range(40)]
     chosen = SampledQuestions.of(questions, count=5, seed=1)
-    assert chosen is not None
     assert len(chosen.keys) == 10
     assert chosen == SampledQuestions.of(questions[::-1], count=5, seed=1)
     assert chosen != SampledQuestions.of(questions, count=5, seed=2)

@@ -65,7 +65,5 @@ def test_shares_and_run_times_are_of_the_questions_that_were_put_to_a_method() -
         assert found.quality["accuracy at 0.9"].value is not None
         for alpha, covered in found.guaranteed.items():
             other = expected.guaranteed[alpha]
-            assert covered is not None
-            assert other is not None
             assert covered.coverage.tolist() == other.coverage.tolist()
         assert some.run_time[name].value == pytest.approx(alone.run_time[name].value)

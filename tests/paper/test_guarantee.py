@@ -51,7 +51,6 @@ def test_the_promise_holds_on_the_other_half() -> None:
 def test_coverage_and_risk_belong_to_the_measuring_half() -> None:
     scores, correct = [0.1, None] * 200, [True, False] * 200
     found = guaranteed_coverage(scores, correct, alpha=0.2, splits=10)
-    assert found is not None
     assert (found.risk == 0.0).all()
     measured = [np.mean([scores[i] is not None for i in rest]) for _, rest in halves(400, splits=10)]
     assert found.coverage.tolist() == pytest.approx(measured)
@@ -62,7 +61,6 @@ def test_coverage_and_risk_belong_to_the_measuring_half() -> None:
 def test_nothing_is_let_through_where_no_promise_can_be_kept() -> None:
     for scores, correct in (([0.1] * 50, [False] * 50), ([None] * 50, [True] * 50), ([0.1, 0.2], [True, False])):
         found = guaranteed_coverage(scores, correct, alpha=0.1, splits=5)
-        assert found is not None
         assert (found.mean_coverage, found.violations, found.nothing) == (0.0, 0.0, 1.0)
     assert guaranteed_coverage([0.1], [True], alpha=0.1) is None
 
@@ -104,12 +102,10 @@ def test_the_effect_over_halves() -> None:
     rng = np.random.default_rng(0)
     wrong = rng.random(400) < 0.3
     found = guaranteed_coverage((wrong + rng.random(400)).tolist(), (~wrong).tolist(), alpha=0.1, splits=20)
-    assert found is not None
     assert found.error.mean() == pytest.approx(0.3, abs=0.05)
     delivered = found.mean_coverage
     kept_right = (1 - found.withheld_right) * (1 - found.error.mean())
     assert kept_right + (1 - found.withheld_wrong) * found.error.mean() == pytest.approx(delivered)
     assert found.mean_risk <= 0.1 < found.error.mean()
     none = guaranteed_coverage([0.1, 0.2], [True, True], alpha=0.1, splits=2)
-    assert none is not None
     assert (none.withheld_right, none.withheld_wrong == 0, math.isnan(none.mean_risk)) == (1.0, True, True)

@@ -147,7 +147,6 @@ def test_standing_goes_by_the_interval_of_the_difference() -> None:
     scores["INSIDE"] = (np.array(scores["HybridGrad"]) + rng.normal(0, 0.05, 300)).tolist()
     run = GradedRun("t", "m", "d", scores, correct.tolist())
     found = standing(summarize(run, count=200, splits=2))
-    assert found is not None
     assert (found.better, found.worse, found.undecided) == (["SAR"], ["Deg"], ["INSIDE"])
     assert standing(summarize(DEGENERATE["nothing but scores"], count=20, splits=2)) is None
 

@@ -68,7 +68,6 @@ def test_the_other_tables_say_what_their_metrics_say(runs: list[GradedRun], summ
     assert list(numbers(ablation)) == ["SemGrad", "l2 norm", "without entropy weights"]
     assert numbers(ablation)["l2 norm"] == [pytest.approx(metrics.auroc(run.ablations["l2 norm"], run.correct))]
     graders = tables.graders(summaries[:1])
-    assert graders is not None
     assert [column.name for column in graders.columns] == ["exact-match", "judge"]
     assert numbers(graders)["LN-PE"] == [
         pytest.approx(metrics.auroc(run.scores["LN-PE"], labels))
@@ -77,7 +76,6 @@ def test_the_other_tables_say_what_their_metrics_say(runs: list[GradedRun], summ
     kappa = cohen_kappa_score(run.correct, run.other_graders["judge"])
     assert f"(Cohen's kappa {kappa:.2f})" in graders.notes[0]
     kinds = tables.kinds(summaries[:1])
-    assert kinds is not None
     reading = [i for i, kind in enumerate(run.kinds) if kind == "reading"]
     assert [column.name for column in kinds.columns] == ["closed book", "reading"]
     assert numbers(kinds)["LN-PE"][1] == pytest.approx(
@@ -87,7 +85,6 @@ def test_the_other_tables_say_what_their_metrics_say(runs: list[GradedRun], summ
 
 def test_run_time_is_what_is_added_to_generation(runs: list[GradedRun], summaries: list[RunSummary]) -> None:
     table = tables.run_time(summaries[:1])
-    assert table is not None
     added, plain = np.mean(runs[0].milliseconds["HybridGrad"]), np.mean(runs[0].generation_ms)
     assert numbers(table)["HybridGrad"] == pytest.approx([added, added / plain, 1.4077], rel=1e-3)
     assert table.columns[0].text(added).startswith("+")
@@ -102,7 +99,6 @@ def test_coverage_at_a_promise_is_the_mean_over_halves(runs: list[GradedRun], su
     one, other = guaranteed_tables(summaries)
     assert (one.key, other.key) == ("guaranteed_coverage_1", "guaranteed_coverage_2")
     found = guaranteed_coverage(runs[0].scores["HybridGrad"], runs[0].correct, alpha=0.2, splits=4)
-    assert found is not None
     coverage, over = numbers(one)["HybridGrad"][4:]
     assert coverage == found.mean_coverage
     assert over == (None if found.nothing == 1.0 else found.violations)
