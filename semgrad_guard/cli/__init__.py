@@ -13,35 +13,13 @@ from semgrad_guard.cli.command import add
 from semgrad_guard.cli.decisions import decisions, feedback, recalibrate, sample
 from semgrad_guard.cli.evaluate import evaluate
 from semgrad_guard.cli.gate import gate
-from semgrad_guard.cli.options import flowing
+from semgrad_guard.cli.options import PAGES, flowing
 from semgrad_guard.cli.probe import probe
 from semgrad_guard.cli.score import score
 from semgrad_guard.cli.serve import serve
 from semgrad_guard.cli.short_commands import demo, fetch, plan
 
 __all__ = ["app"]
-
-PROGRAM = flowing("""
-Measure how sure a local language model is of each answer, and withhold the ones above a calibrated threshold.
-
-Start with [bold]semgrad-guard ask "What is the capital of France?"[/] on the embedded model, or see the whole idea at
-work with [bold]semgrad-guard demo[/].
-""")
-
-EXIT_CODES = """
-[bold]Exit codes[/]
-0  done; for ask: answered
-1  an error, with a message on stderr that tells how to fix it
-2  wrong usage
-3  ask: abstained, the answer was too uncertain
-4  calibrate: no threshold keeps the promise (it is saved all the same)
-5  some data lines were skipped (takes precedence over 4)
-6  ask, score: an answer has no score; calibrate, evaluate: none has one
-7  gate: coverage or error has left the recorded band
-130  interrupted by Ctrl-C (143, 129: by SIGTERM, SIGHUP)
-
-Run an interrupted command again: calibrate, evaluate, gate and probe resume where they stopped, the others begin anew.
-""".strip()
 
 app = typer.Typer(
     name="semgrad-guard",
@@ -58,7 +36,7 @@ def _version(wanted: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback(help=PROGRAM, epilog=EXIT_CODES)
+@app.callback(help=flowing(PAGES["program"]["help"]), epilog=PAGES["program"]["end"])
 def main(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")

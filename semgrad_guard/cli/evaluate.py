@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -69,23 +70,11 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
             if regrade:
                 run = steps.kept(files, questions)
             else:
-                estimators = steps.estimators_of(
-                    methods, nli=nli, cross_encoder=cross_encoder, seed=seed, max_tokens=max_tokens, by=by
-                )
-                run = steps.answer(
-                    questions,
-                    files,
-                    estimators,
-                    source=source,
-                    phrasing=phrasing,
-                    max_tokens=max_tokens,
-                    by=by,
-                    seed=seed,
-                )
+                how: Any = {"seed": seed, "max_tokens": max_tokens, "by": by}
+                estimators = steps.estimators_of(methods, nli=nli, cross_encoder=cross_encoder, **how)
+                run = steps.answer(questions, files, estimators, source=source, phrasing=phrasing, **how)
             results = steps.grade_run(run, graders, labels, files, questions)
-            steps.write(results, files)
-            if not no_report:
-                steps.report(results, beside, files)
+            steps.write(results, files, None if no_report else beside)
         steps.show(results, files, as_json=as_json, reported=not no_report)
         say_unscored(run.answers)
         broken = questions is not None and questions.problems

@@ -215,23 +215,20 @@ class Files:
             outputs.append(Output(self.sheet, "sheet of labels", lambda _: False))
         if report:
             outputs.append(Output(self.page, "report of an evaluation", is_report))
-            outputs += [
-                Output(path, "table of a report", is_table) for path in sorted(self.folder.glob("tables/*.csv"))
-            ]
+            tables = sorted(self.folder.glob("tables/*.csv"))
+            outputs += [Output(path, "table of a report", is_table) for path in tables]
         require_outputs(outputs, inputs=inputs)
 
 
-def write(results: Results, files: Files) -> None:
-    """The table, and the sheet for people: begun, or extended, for it may be half filled in."""
+def write(results: Results, files: Files, beside: Sequence[GradedRun] | None) -> None:
+    """The table, the sheet for people, which is extended where it is there, and the report, which shows other runs
+    `beside`; None: there is no report."""
     results.write_csv(files.table)
     write_graded(files.run, results.graded_run)
     extend_sheet(files.sheet, [SheetAnswer.of(answer) for answer in results.answers])
-
-
-def report(results: Results, others: Sequence[GradedRun], files: Files) -> None:
-    """Tables, figures and the page, of this run and of other ones."""
-    with status("Writing the report …"):
-        write_report([results.graded_run, *others], files.folder)
+    if beside is not None:
+        with status("Writing the report …"):
+            write_report([results.graded_run, *beside], files.folder)
 
 
 def show(results: Results, files: Files, *, as_json: bool, reported: bool = True) -> None:

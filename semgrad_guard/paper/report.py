@@ -133,14 +133,13 @@ def is_report(path: Path) -> bool:
 
 def _figures(summary: RunSummary, name: str) -> list[Figure]:
     run = summary.run
-    confidence = {method: entry.confidence for method, entry in summary.methods.items()}
     drawn = [
         (
             figures.risk_coverage_figure(run),
             f"Risk against coverage, {run.title}. The lower a curve, the fewer of the answers let through are wrong.",
         ),
         (
-            figures.reliability_figure(run, confidence),
+            figures.reliability_figure(run, summary.confidence),
             f"Reliability, {run.title}: P(correct) as said against the share that is right, with exact 95% intervals; "
             "larger dots stand for more answers. On the diagonal it is honest.",
         ),

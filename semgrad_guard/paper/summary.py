@@ -40,111 +40,95 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class MethodSummary:
-    """One method on one run.
+class RunSummary:
+    """A run and its figures, by method; shares are of the questions that were put to the method.
 
-    `quality` has "auroc", "aurc", "prr" and "accuracy at 0.5" (and so on); `difference` "auroc" and "aurc" minus
-    HybridGrad's, on the answers that both have scored (empty where HybridGrad is not there); `brier` and `ece` are of
-    the cross-fitted P(correct), `confidence` [answers]; `guaranteed` is keyed by alpha, None where there is nothing to
-    split; `unscored` counts the answers without a score. Shares are of the questions that were put to the method.
+    `measured` has, by measure and method, "auroc", "aurc", "prr", "accuracy at 0.5" (and so on); "auroc" and "aurc
+    difference", minus HybridGrad's on the answers that both have scored (of none where HybridGrad is not there);
+    "brier" and "ece" of the cross-fitted P(correct), `confidence` [answers]; and "run time" in milliseconds in addition
+    to plain generation, whose own is `generation` (None where it was not recorded). `guaranteed` is keyed by alpha too,
+    None where there is nothing to split; `unscored` counts the answers without a score. AUROC by `ablations` (variant),
+    `graders` (grader -> method) and `kinds` (kind -> method).
     """
 
-    quality: Mapping[str, Estimate]
-    difference: Mapping[str, Estimate]
-    confidence: Floats
-    brier: Estimate
-    ece: Estimate
-    guaranteed: Mapping[float, GuaranteedCoverage | None]
-    unscored: int
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """A run and its figures. AUROC by `ablations` (variant), `graders` (grader -> method) and `kinds` (kind ->
-    method); `run_time` in milliseconds in addition to plain generation, `generation` that of plain generation (None
-    where it was not recorded)."""
-
     run: GradedRun
-    methods: Mapping[str, MethodSummary]
+    measured: Mapping[str, Mapping[str, Estimate]]
+    confidence: Mapping[str, Floats]
+    guaranteed: Mapping[float, Mapping[str, GuaranteedCoverage | None]]
+    unscored: Mapping[str, int]
     ablations: Mapping[str, Estimate]
     graders: Mapping[str, Mapping[str, Estimate]]
     kinds: Mapping[str, Mapping[str, Estimate]]
-    run_time: Mapping[str, Estimate]
     generation: Estimate | None
-
-    @property
-    def alphas(self) -> list[float]:
-        """The error rates whose promise was measured."""
-        return list(next(iter(self.methods.values())).guaranteed)
 
 
 def summarize(run: GradedRun, *, count: int = RESAMPLES, splits: int = SPLITS) -> RunSummary:
     """Measure a run, by `count` bootstrap resamples and, for coverage at a guaranteed error rate, so many `splits`."""
     drawn = Resampling(run.data, count, clusters=run.clusters)
-    everything = range(run.n)
+    titles, everything = published.in_order(run.scores), range(run.n)
 
     def auroc(scores: Scores, correct: Sequence[bool], rows: Sequence[int] = everything, data: str = "") -> Estimate:
         """The AUROC on some of the rows, which are a data set of their own if it is named."""
         part = drawn.of(rows) if not data else replace(drawn.of(rows), data=data)
         return bootstrap(AUROC, _at(scores, rows), _at(correct, rows), part)["auroc"]
 
-    def mean_time(milliseconds: Sequence[float]) -> Estimate:
-        times, own = np.asarray(milliseconds, dtype=np.float64), replace(drawn, clusters=())
+    def mean_time(milliseconds: Sequence[float | None]) -> Estimate:
+        times = np.array([time for time in milliseconds if time is not None], dtype=np.float64)
+        own = replace(drawn, clusters=())
         return own.estimate(len(times), lambda weights: weights @ times / len(times))
 
-    methods: dict[str, MethodSummary] = {}
-    ours: Mapping[str, Estimate] | None = None
-    for title in sorted(published.in_order(run.scores), key=lambda method: method != published.OURS):
-        rows = run.put_to(title)
-        scores, correct = _at(run.scores[title], rows), _at(run.correct, rows)
-        quality = bootstrap(QUALITY, scores, correct, drawn.of(rows))
-        ours = quality if title == published.OURS else ours
-        confidence = crossfitted(run.scores[title], run.correct)
-        methods[title] = MethodSummary(
-            quality=quality,
-            difference={} if ours is None else _difference(run, title, quality, ours, drawn),
-            confidence=confidence,
-            brier=brier(confidence, run.correct, drawn),
-            ece=expected_calibration_error(confidence, run.correct, drawn),
-            guaranteed={
-                alpha: None if run.clusters else guaranteed_coverage(scores, correct, alpha=alpha, splits=splits)
-                for alpha in ALPHAS
-            },
-            unscored=sum(score is None for score in run.scores[title]),
-        )
-    titles = published.in_order(run.scores)
+    def guaranteed(title: str, alpha: float) -> GuaranteedCoverage | None:
+        scores, correct = (_at(column, run.put_to(title)) for column in (run.scores[title], run.correct))
+        return None if run.clusters else guaranteed_coverage(scores, correct, alpha=alpha, splits=splits)
+
+    rows = {title: run.put_to(title) for title in titles}
+    quality = {
+        title: bootstrap(QUALITY, _at(run.scores[title], some), _at(run.correct, some), drawn.of(some))
+        for title, some in rows.items()
+    }
+    confidence = {title: crossfitted(run.scores[title], run.correct) for title in titles}
+    measured = {name: {title: found[name] for title, found in quality.items()} for name in QUALITY}
+    compared = titles if published.OURS in titles else []
+    differences = {title: _difference(run, title, quality, drawn) for title in compared}
+    for name in COMPARED:
+        measured[f"{name} difference"] = {title: found[name] for title, found in differences.items()}
+    measured["brier"] = {title: brier(found, run.correct, drawn) for title, found in confidence.items()}
+    measured["ece"] = {
+        title: expected_calibration_error(found, run.correct, drawn) for title, found in confidence.items()
+    }
+    timed = published.in_order(run.milliseconds)
+    measured["run time"] = {title: mean_time(run.milliseconds[title]) for title in timed}
     kinds = {
         kind: [row for row, found in enumerate(run.kinds) if found == kind]
         for kind in sorted({kind for kind in run.kinds if kind is not None})
     }
     return RunSummary(
         run=run,
-        methods={title: methods[title] for title in titles},
+        measured=measured,
+        confidence=confidence,
+        guaranteed={alpha: {title: guaranteed(title, alpha) for title in titles} for alpha in ALPHAS},
+        unscored={title: sum(score is None for score in run.scores[title]) for title in titles},
         ablations={name: auroc(scores, run.correct) for name, scores in run.ablations.items()},
         graders={
             grader: {title: auroc(run.scores[title], labels) for title in titles}
             for grader, labels in run.other_graders.items()
         },
         kinds={
-            kind: {title: auroc(run.scores[title], run.correct, rows, f"{run.data}, {kind}") for title in titles}
-            for kind, rows in kinds.items()
-        },
-        run_time={
-            title: mean_time([time for time in run.milliseconds[title] if time is not None])
-            for title in published.in_order(run.milliseconds)
+            kind: {title: auroc(run.scores[title], run.correct, some, f"{run.data}, {kind}") for title in titles}
+            for kind, some in kinds.items()
         },
         generation=mean_time(run.generation_ms) if run.generation_ms else None,
     )
 
 
 def _difference(
-    run: GradedRun, title: str, quality: Mapping[str, Estimate], ours: Mapping[str, Estimate], drawn: Resampling
+    run: GradedRun, title: str, quality: Mapping[str, Mapping[str, Estimate]], drawn: Resampling
 ) -> dict[str, Estimate]:
     """Minus HybridGrad's; the replicates are there already where no score is missing."""
     mine, theirs = run.scores[title], run.scores[published.OURS]
     if None in mine or None in theirs:
         return paired_difference(COMPARED, mine, theirs, run.correct, drawn)
-    return {name: combined([quality[name], ours[name]], [1.0, -1.0]) for name in COMPARED}
+    return {name: combined([quality[title][name], quality[published.OURS][name]], [1.0, -1.0]) for name in COMPARED}
 
 
 def _at(column: Sequence[T], rows: Sequence[int]) -> list[T]:
@@ -177,9 +161,8 @@ class Standing:
 def standing(summary: RunSummary) -> Standing | None:
     """Which methods beat HybridGrad's AUROC on a run, which it beats, and which are too close to tell."""
     found = Standing([], [], [])
-    for method, entry in summary.methods.items():
-        difference = entry.difference.get("auroc")
-        if method == published.OURS or difference is None or difference.value is None or difference.low is None:
+    for method, difference in summary.measured["auroc difference"].items():
+        if method == published.OURS or difference.value is None or difference.low is None:
             continue
         if not difference.excludes_zero:
             found.undecided.append(method)
@@ -191,8 +174,8 @@ def standing(summary: RunSummary) -> Standing | None:
 def promises(summary: RunSummary) -> list[Promised]:
     """One entry per alpha; none for a single question, which cannot be split."""
     found: list[Promised] = []
-    for alpha in summary.alphas:
-        coverage = {m: g.mean_coverage for m, s in summary.methods.items() if (g := s.guaranteed[alpha]) is not None}
+    for alpha, guarded in summary.guaranteed.items():
+        coverage = {method: found.mean_coverage for method, found in guarded.items() if found is not None}
         if coverage:
             best = max(coverage, key=lambda method: (coverage[method], method == published.OURS))
             needed = fewest_questions(alpha=alpha)

@@ -20,7 +20,7 @@ from semgrad_guard.files import table_of
 from semgrad_guard.paper import published
 from semgrad_guard.paper.guarantee import GuaranteedCoverage
 from semgrad_guard.paper.intervals import Estimate, combined, estimate, known, mean
-from semgrad_guard.paper.summary import COVERAGES, MethodSummary, RunSummary
+from semgrad_guard.paper.summary import COVERAGES, RunSummary
 from semgrad_guard.questions.data_files import first_line
 
 _TEXTS: Mapping[str, Mapping[str, str]] = table_of("semgrad_guard.paper", "tables.toml")
@@ -163,10 +163,10 @@ def guaranteed_tables(summaries: Sequence[RunSummary]) -> list[Table]:
 def auroc(summaries: Sequence[RunSummary]) -> Table:
     """Table 1 of the paper."""
     unscored = [
-        f"{method} {found.unscored} of {s.run.n} ({s.run.title})"
+        f"{method} {count} of {s.run.n} ({s.run.title})"
         for s in summaries
-        for method, found in s.methods.items()
-        if found.unscored
+        for method, count in s.unscored.items()
+        if count
     ]
     note = f"Answers without a score are left out of AUROC and never let through: {'; '.join(unscored)}."
     table = _by_run("table1_auroc", "auroc", summaries, better="higher", reference=published.AUROC_AVERAGES)
@@ -186,7 +186,7 @@ def prr(summaries: Sequence[RunSummary]) -> Table:
 def accuracy(summaries: Sequence[RunSummary]) -> Table:
     """Accuracy of the most certain 30, 50, 70 and 90 per cent, run by run."""
     columns = [
-        Column(f"{c:.0%}", _quality(s, f"accuracy at {c:g}"), _name(s, summaries), better="higher")
+        Column(f"{c:.0%}", _measured(s, f"accuracy at {c:g}"), _name(s, summaries), better="higher")
         for s in summaries
         for c in COVERAGES
     ]
@@ -195,12 +195,12 @@ def accuracy(summaries: Sequence[RunSummary]) -> Table:
 
 def differences(summaries: Sequence[RunSummary]) -> Table | None:
     """AUROC and AURC of every method minus HybridGrad's; None if HybridGrad is in no run."""
-    compared = [s for s in summaries if published.OURS in s.methods]
+    compared = [s for s in summaries if published.OURS in s.run.scores]
     if not compared:
         return None
     columns: list[Column] = []
     for metric in ("auroc", "aurc"):
-        found = [_difference(s, metric) for s in compared]
+        found = [_measured(s, f"{metric} difference") for s in compared]
         look = Column("", {}, metric.upper(), signed=True)
         columns += [replace(look, name=_name(s, compared), cells=own) for s, own in zip(compared, found, strict=True)]
         columns += [replace(look, name=AVERAGE, cells=_average(found))] if len(compared) > 1 else []
@@ -214,7 +214,10 @@ def ablation(summaries: Sequence[RunSummary]) -> Table | None:
         return None
     columns = [
         Column(
-            s.run.data, {**_quality(s, "auroc"), **_cells(s.ablations, _why_undefined(s))}, s.run.model, better="higher"
+            s.run.data,
+            {**_measured(s, "auroc"), **_cells(s.ablations, _why_undefined(s))},
+            s.run.model,
+            better="higher",
         )
         for s in ablated
     ]
@@ -233,16 +236,15 @@ def guaranteed(summary: RunSummary) -> Table:
         return Cell(note="nothing is let through") if found.nothing == 1.0 else Cell(known(found.violations))
 
     def cells(alpha: float, read: Callable[[GuaranteedCoverage], Cell]) -> dict[str, Cell]:
-        found = {name: method.guaranteed[alpha] for name, method in summary.methods.items()}
         none = Cell(note="one question cannot be split")
-        return {name: none if one is None else read(one) for name, one in found.items()}
+        return {name: none if one is None else read(one) for name, one in summary.guaranteed[alpha].items()}
 
     columns: list[Column] = []
-    for alpha in summary.alphas:
+    for alpha in summary.guaranteed:
         columns.append(Column("answered", cells(alpha, answered), _promise(alpha), better="higher"))
         columns.append(Column("over", cells(alpha, over), _promise(alpha), digits=0))
-    notes = [note for alpha in summary.alphas if (note := _effect(summary, alpha))]
-    return _table("guaranteed_coverage", columns, summary.methods, notes)
+    notes = [note for alpha in summary.guaranteed if (note := _effect(summary, alpha))]
+    return _table("guaranteed_coverage", columns, summary.unscored, notes)
 
 
 def confidence(summaries: Sequence[RunSummary]) -> Table:
@@ -250,8 +252,8 @@ def confidence(summaries: Sequence[RunSummary]) -> Table:
     columns: list[Column] = []
     for s in summaries:
         title = s.run.title if len(summaries) > 1 else ""
-        look = Column("Brier", _of_methods(s, attrgetter("brier")), title, better="lower", scale=1.0, digits=3)
-        columns += [look, replace(look, name="ECE", cells=_of_methods(s, attrgetter("ece")))]
+        look = Column("Brier", _measured(s, "brier"), title, better="lower", scale=1.0, digits=3)
+        columns += [look, replace(look, name="ECE", cells=_measured(s, "ece"))]
     base = "; ".join(f"{s.run.accuracy * (1 - s.run.accuracy):.3f} for {s.run.title}" for s in summaries)
     note = f"Brier score of saying the share of right answers every time: {base}."
     return _table("confidence", columns, _methods(summaries), [note])
@@ -259,17 +261,17 @@ def confidence(summaries: Sequence[RunSummary]) -> Table:
 
 def run_time(summaries: Sequence[RunSummary]) -> Table | None:
     """Table 3 of the paper; None if no run time was recorded."""
-    timed = [s for s in summaries if s.run_time]
+    timed = [s for s in summaries if s.measured["run time"]]
     if not timed:
         return None
 
     def share(s: RunSummary) -> dict[str, Cell]:
         plain = s.generation
         if plain is None or not plain.value:
-            return dict.fromkeys(s.run_time, Cell(note="run time of plain generation was not recorded"))
+            return dict.fromkeys(s.measured["run time"], Cell(note="run time of plain generation was not recorded"))
         shares = {
             method: estimate(time.value / plain.value, time.replicates / plain.replicates)
-            for method, time in s.run_time.items()
+            for method, time in s.measured["run time"].items()
             if time.value is not None
         }
         return _cells(shares)
@@ -277,14 +279,14 @@ def run_time(summaries: Sequence[RunSummary]) -> Table | None:
     look = Column("ms", {}, scale=1.0, signed=True)
     columns: list[Column] = []
     for s in timed:
-        columns.append(replace(look, group=s.run.title, cells=_cells(s.run_time)))
+        columns.append(replace(look, group=s.run.title, cells=_cells(s.measured["run time"])))
         columns.append(replace(look, name="share", group=s.run.title, digits=2, cells=share(s)))
     shares = _cells({method: known(figure) for method, figure in published.RUN_TIME_SHARES.items()})
     columns.append(replace(look, name="share", group="Paper", digits=2, reference=True, cells=shares))
     recorded = [(s.generation.value, s.run.title) for s in timed if s.generation is not None]
     plain = "; ".join(f"{milliseconds:,.1f} ms in {title}" for milliseconds, title in recorded if milliseconds)
     note = f"Plain generation: {plain}." if plain else "Run time of plain generation was not recorded."
-    methods = published.in_order(dict.fromkeys(method for s in timed for method in s.run_time))
+    methods = published.in_order(dict.fromkeys(method for s in timed for method in s.measured["run time"]))
     return _table("table3_run_time", columns, methods, [note], missing="not measured")
 
 
@@ -295,7 +297,7 @@ def graders(summaries: Sequence[RunSummary]) -> Table | None:
         return None
     columns: list[Column] = []
     for s in judged:
-        columns.append(Column(_first_grader(s), _quality(s, "auroc"), s.run.title, better="higher"))
+        columns.append(Column(_first_grader(s), _measured(s, "auroc"), s.run.title, better="higher"))
         columns += [
             Column(name, _cells(by, "all answers are right, or all wrong"), s.run.title, better="higher")
             for name, by in s.graders.items()
@@ -338,7 +340,7 @@ def _by_run(
     reference: Mapping[str, float] | None = None,
 ) -> Table:
     """One column a run, the average of several, and the paper's average."""
-    found = [_quality(s, metric) for s in summaries]
+    found = [_measured(s, metric) for s in summaries]
     runs = zip(summaries, found, strict=True)
     columns = [Column(s.run.data, cells, s.run.model, better=better) for s, cells in runs]
     if len(summaries) > 1:
@@ -354,20 +356,12 @@ def _cells(estimates: Mapping[str, Estimate], note: str = "") -> dict[str, Cell]
     return {name: Cell(found, note) for name, found in estimates.items()}
 
 
-def _quality(summary: RunSummary, metric: str) -> dict[str, Cell]:
-    return _of_methods(summary, lambda method: method.quality[metric])
-
-
-def _difference(summary: RunSummary, metric: str) -> dict[str, Cell]:
-    return _of_methods(summary, lambda method: method.difference[metric])
-
-
-def _of_methods(summary: RunSummary, pick: Callable[[MethodSummary], Estimate]) -> dict[str, Cell]:
-    """An estimate of every method of a run that has it."""
+def _measured(summary: RunSummary, measure: str) -> dict[str, Cell]:
+    """A measure of every method of a run that has it."""
     why, n = _why_undefined(summary), summary.run.n
     return {
-        name: Cell(pick(method), why if method.unscored < n else "no answer has a score")
-        for name, method in summary.methods.items()
+        name: Cell(found, why if summary.unscored[name] < n else "no answer has a score")
+        for name, found in summary.measured[measure].items()
     }
 
 
@@ -383,7 +377,7 @@ def _average(columns: Sequence[Mapping[str, Cell]]) -> dict[str, Cell]:
 
 def _methods(summaries: Sequence[RunSummary]) -> list[str]:
     """Every method of any run, in the paper's order."""
-    return published.in_order(dict.fromkeys(method for s in summaries for method in s.methods))
+    return published.in_order(dict.fromkeys(method for s in summaries for method in s.unscored))
 
 
 def _name(summary: RunSummary, summaries: Sequence[RunSummary]) -> str:
@@ -404,7 +398,7 @@ def _promise(alpha: float) -> str:
 
 def _effect(summary: RunSummary, alpha: float) -> str | None:
     """The effect of a guard with the method that answers most; a warning if it may withhold nothing."""
-    found = {name: g for name, method in summary.methods.items() if (g := method.guaranteed[alpha]) is not None}
+    found = {name: one for name, one in summary.guaranteed[alpha].items() if one is not None}
     if not found:
         return None
     error = 1 - summary.run.accuracy

@@ -111,7 +111,7 @@ def test_differences_are_to_hybridgrad_on_what_both_scored(runs: list[GradedRun]
     ours, theirs = (metrics.auroc(runs[0].scores[m], runs[0].correct) for m in ("HybridGrad", "LN-PE"))
     assert numbers(table)["LN-PE"][0] == pytest.approx(theirs - ours)  # type: ignore[operator]
     holes = replace(runs[0], scores={**runs[0].scores, "LN-PE": [None, *runs[0].scores["LN-PE"][1:]]})
-    kept = summary(holes).methods["LN-PE"].difference["auroc"].value
+    kept = summary(holes).measured["auroc difference"]["LN-PE"].value
     expected = [metrics.auroc(runs[0].scores[m][1:], runs[0].correct[1:]) for m in ("LN-PE", "HybridGrad")]
     assert kept == pytest.approx(expected[0] - expected[1])  # type: ignore[operator]
     assert tables.differences([summary(replace(runs[0], scores={"LN-PE": runs[0].scores["LN-PE"]}))]) is None
