@@ -57,7 +57,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     """
     from semgrad_guard.cli.rendering import drift_line, scores_view
     from semgrad_guard.guard import judged_by
-    from semgrad_guard.questions.scoring import TextScorer, no_score, score_record, too_long
+    from semgrad_guard.questions.scoring import TextScorer
 
     phrasing, sources = loading.phrasing(prompt, system)
     given = [path for path in (data, calibration, Path(model)) if path is not None]
@@ -72,14 +72,18 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         on_doubt = judged_by(None if policy is None else policy.calibration, by, None)
         scorer = TextScorer(loading.load(source), load_estimator(estimator, policy), policy, phrasing, on_doubt)
         texts = list(zip(found.rows, _scored(found.rows, scorer, source, workers=ray), strict=True))
-        left_out = [too_long(row, text.too_long) for row, text in texts if text.too_long]
+        left_out = [f"{_name(row)} is left out: {text.too_long}" for row, text in texts if text.too_long]
         say_problems(left_out)
         scored = [(row, text.verdict) for row, text in texts if text.verdict is not None]
         if not scored:
             raise InputError("none of the texts could be scored")
         if (moved := _drift(scored, policy)) is not None:
             scored = [(row, verdict.revised(drift=moved.moved)) for row, verdict in scored]
-        lines = [json.dumps(score_record(*one), ensure_ascii=False) + "\n" for one in scored]
+        records = [
+            {"id": row.id, "question": row.question, "response": row.response, **verdict.metadata()}
+            for row, verdict in scored
+        ]
+        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
         if output is not None:
             atomic_write(output, "".join(lines))
             note(f"{len(lines)} scores are in {output}.", label=None, style="green")
@@ -91,9 +95,17 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     if moved is not None:
         tell = say if as_json or moved.moved else OUT.print
         tell(drift_line(moved))
-    unscored = [no_score(row, verdict.reason) for row, verdict in scored if verdict.status != "scored"]
+    unscored = [
+        f"{_name(row)} has no score: {verdict.reason or 'no reason is known'}."
+        for row, verdict in scored
+        if verdict.status != "scored"
+    ]
     say_problems(unscored)
     raise typer.Exit(code_of_run(unscored=unscored, broken=left_out or found.problems))
+
+
+def _name(row: Question) -> str:
+    return repr(row.id or row.question[:60])
 
 
 def are_scores(path: Path) -> bool:
