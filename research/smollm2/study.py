@@ -23,7 +23,7 @@ from random import Random
 from semgrad_guard.metrics import Tally
 from semgrad_guard.paper.figures import risk_coverage_figure
 from semgrad_guard.paper.graded import GradedRun
-from semgrad_guard.paper.intervals import bootstrap
+from semgrad_guard.paper.intervals import Resampling, bootstrap
 from semgrad_guard.questions.data import read_questions
 
 WANTED = {"sciq": 500}
@@ -74,7 +74,7 @@ def read(path: Path) -> GradedRun:
 def table(run: GradedRun) -> str:
     """Every method with its AUROC and its 95 % interval, best first, in Markdown."""
     found = {
-        name: bootstrap({"auroc": Tally.auroc}, scores, run.correct, data=run.data)["auroc"]
+        name: bootstrap({"auroc": Tally.auroc}, scores, run.correct, Resampling(run.data))["auroc"]
         for name, scores in run.scores.items()
     }
     rows = sorted(((metric.value or 0.0, name, metric) for name, metric in found.items()), key=lambda row: -row[0])

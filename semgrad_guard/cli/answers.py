@@ -24,7 +24,7 @@ from semgrad_guard.questions.answered import Answer, AnsweredSentence, AnswerSco
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.job_record import JobRecord
 from semgrad_guard.questions.prompts import Phrasing
-from semgrad_guard.questions.run import Answering, collect_answers, complete, run_binding
+from semgrad_guard.questions.run import Answering, complete, run_binding
 from semgrad_guard.records import Message, PromptForm, SentenceVerdict, Verdict
 from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, OnCut, OnDoubt
 
@@ -56,7 +56,7 @@ class ModelWriter:
         by_sentence = self.on_doubt is not None
         answering = Answering(self.model, self.estimators, self.decoding, self.phrasing, by_sentence)
         with kept_on_interrupt("Answering", f"answers are kept in {path}") as tell:
-            found = collect_answers(rows, path, answering, batch_size=loading.BATCH, on_progress=tell)
+            found = answering.run(rows, path, batch_size=loading.BATCH, on_progress=tell)
         return [answer.judged(self.on_cut) for answer in found]
 
     def binding(self, grader: str) -> Callable[[Estimator], Binding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from pathlib import Path
 
 import typer
 
@@ -16,27 +16,24 @@ from semgrad_guard.named import POCKET
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.data_files import STDIN, read_text
 from semgrad_guard.records import Verdict
+from semgrad_guard.settings import DtypeName, OnNoThreshold
 
 
 def ask(  # noqa: PLR0913  # a command's options are its arguments
-    question: Annotated[
-        str, typer.Argument(metavar="QUESTION", help='What to ask; "-" reads it from stdin.', show_default=False)
-    ],
+    question: str,
     *,
-    model: options.Model = POCKET,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    template_option: options.Template = None,
-    estimator: options.Estimator = None,
-    calibration: options.CalibrationFile = None,
-    on_no_threshold: options.OnNoThreshold = "abstain",
-    prompt: options.Prompt = "plain",
-    system: options.System = None,
-    context: Annotated[
-        str | None, options.option("The passage to answer from; @FILE reads it from a file.", options.ANSWERS, "TEXT")
-    ] = None,
-    max_tokens: options.MaxTokens = 256,
-    as_json: options.AsJson = False,
+    model: str = POCKET,
+    dtype: DtypeName | None = None,
+    device: str | None = None,
+    template_option: loading.Pairs | None = None,
+    estimator: str | None = None,
+    calibration: Path | None = None,
+    on_no_threshold: OnNoThreshold = "abstain",
+    prompt: str = "plain",
+    system: str | None = None,
+    context: str | None = None,
+    max_tokens: int = 256,
+    as_json: bool = False,
 ) -> None:
     """Ask a local model, and see how uncertain its answer is.
 

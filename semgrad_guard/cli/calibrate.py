@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 import typer
@@ -21,6 +20,7 @@ from semgrad_guard.estimators import NEEDS_LABELS
 from semgrad_guard.named import POCKET
 from semgrad_guard.questions.data import QuestionFile
 from semgrad_guard.questions.data_files import Output, read_by, sole_writer
+from semgrad_guard.settings import DtypeName, JudgedBy, OnCut, OnDoubt
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration.calibration_set import Copies
@@ -28,52 +28,28 @@ if TYPE_CHECKING:
 
 def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     *,
-    data: options.Questions,
-    output: Annotated[Path, options.option("Where to save the calibration.", options.DATA, "FILE", reads=options.path)],
-    column: options.Columns = None,
-    copies: Annotated[
-        Literal["keep", "once"] | None,
-        options.option(
-            "What to do with questions that the file repeats: keep them where it is a sample of traffic, in which "
-            "popular ones repeat; count them once where it is a list of questions. Default: the command asks.",
-            options.DATA,
-            "keep|once",
-        ),
-    ] = None,
-    model: options.Model = POCKET,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    template_option: options.Template = None,
-    engine: options.Engine = "transformers",
-    alpha: options.Alpha = 0.1,
-    delta: options.Delta = 0.1,
-    estimator: options.LearnedEstimator = None,
-    by: options.By = None,
-    on_doubt: options.OnDoubt = None,
-    prompt: options.Prompt = "plain",
-    system: options.System = None,
-    max_tokens: options.MaxTokens = 256,
-    on_cut: options.OnCut = "unscored",
-    grader: Annotated[
-        str | None,
-        options.grader_option(
-            "What counts as correct: contains (a reference is asserted), exact-match, token-f1 (at least 0.5), "
-            "rouge-l (at least 0.3), nli=MODEL, bem=MODEL or judge=PROVIDER:MODEL. contains+judge=... hands the judge "
-            "the answers on which contains comes to no verdict. Default: contains; exact-match without a chat template."
-        ),
-    ] = None,
-    labels: options.Labels = None,
-    by_hand: Annotated[
-        int,
-        options.option(
-            "How many answers people grade (--labels). Where there are more, they are a random part of the surest "
-            "ones; an estimator that learns from labels takes all.",
-            options.GRADING,
-            "N",
-            reads=options.number(int, 1, 1_000_000),
-        ),
-    ] = 100,
-    as_json: options.AsJson = False,
+    data: Path,
+    output: Path,
+    column: loading.Pairs | None = None,
+    copies: Literal["keep", "once"] | None = None,
+    model: str = POCKET,
+    dtype: DtypeName | None = None,
+    device: str | None = None,
+    template_option: loading.Pairs | None = None,
+    engine: str = "transformers",
+    alpha: float = 0.1,
+    delta: float = 0.1,
+    estimator: str | None = None,
+    by: JudgedBy | None = None,
+    on_doubt: OnDoubt | None = None,
+    prompt: str = "plain",
+    system: str | None = None,
+    max_tokens: int = 256,
+    on_cut: OnCut = "unscored",
+    grader: str | None = None,
+    labels: Path | None = None,
+    by_hand: int = 100,
+    as_json: bool = False,
 ) -> None:
     """Find the threshold that keeps a promise: among the answers let through, at most alpha are wrong.
 
@@ -153,7 +129,7 @@ def _chosen(questions: QuestionFile) -> Copies:
 
 
 def _read(
-    data: Path, columns: Sequence[str] | None, *, alpha: float, delta: float, copies: Copies | None
+    data: Path, columns: loading.Pairs | None, *, alpha: float, delta: float, copies: Copies | None
 ) -> QuestionFile:
     """The questions, with a warning if they are too few for the promise whatever the answers."""
     from semgrad_guard.calibration import gates

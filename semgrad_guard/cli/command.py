@@ -15,7 +15,8 @@ import typer
 from rich.traceback import Traceback
 from typer.core import TyperCommand
 
-from semgrad_guard.cli import options, terminal
+from semgrad_guard.cli import terminal
+from semgrad_guard.cli.options import OUTPUT, described, flowing, page_end
 from semgrad_guard.cli.terminal import ERR, Loudness, is_verbose, say, speak
 from semgrad_guard.errors import SemGradGuardError
 
@@ -39,11 +40,6 @@ def code_of_run(*, unscored: object = False, broken: object, otherwise: ExitCode
     return ExitCode.UNSCORED if unscored else ExitCode.BROKEN_LINES if broken else otherwise
 
 
-def flowing(doc: str | None) -> str:
-    """A docstring whose paragraphs are one line each: the terminal decides where they break."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (doc or "").split("\n\n")).strip()
-
-
 _LONGEST = 600
 """Letters of a message: an argument may be a whole file."""
 
@@ -60,7 +56,7 @@ class Command(TyperCommand):
         """`--help` among the options of the output, and not in a group of its own."""
         found: Any = super().get_help_option(ctx)
         if found is not None:
-            found.rich_help_panel, found.metavar = options.OUTPUT, ""
+            found.rich_help_panel, found.metavar = OUTPUT, ""
         return found
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -93,12 +89,13 @@ class Command(TyperCommand):
                 raise _UsageError(f"{names} is empty; leave it out, or give it a value.")
 
 
-def add(app: typer.Typer, function: Callable[..., None], epilog: str, *, continues: bool) -> None:
+def add(app: typer.Typer, function: Callable[..., None], *, continues: bool) -> None:
     """Make the function a command of the program, with --quiet and --verbose.
 
     `continues` tells that a run which was stopped resumes when the same command is run again.
     """
-    app.command(cls=Command, help=flowing(function.__doc__), epilog=epilog)(_guarded(function, continues))
+    shown = _guarded(function, continues)
+    app.command(cls=Command, help=flowing(function.__doc__), epilog=page_end(function.__name__))(shown)
 
 
 def _guarded(function: Callable[..., None], continues: bool) -> Callable[..., None]:
@@ -138,13 +135,13 @@ def _guarded(function: Callable[..., None], continues: bool) -> Callable[..., No
                 raise typer.Exit(ExitCode.ERROR) from error
 
     own = inspect.signature(function, eval_str=True)
-    loud = {"quiet": options.Quiet, "verbose": options.Verbose}
-    parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
-        for name, kind in loud.items()
+    loud = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool)
+        for name in ("quiet", "verbose")
     ]
-    cast("Any", wrapped).__signature__ = own.replace(parameters=[*own.parameters.values(), *parameters])
-    wrapped.__annotations__ = {name: one.annotation for name, one in inspect.signature(wrapped).parameters.items()}
+    parameters = [described(function.__name__, one) for one in (*own.parameters.values(), *loud)]
+    cast("Any", wrapped).__signature__ = own.replace(parameters=parameters)
+    wrapped.__annotations__ = {one.name: one.annotation for one in parameters}
     return wrapped
 
 

@@ -5,51 +5,32 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from semgrad_guard.cli import options
 from semgrad_guard.cli.command import ExitCode
 from semgrad_guard.cli.terminal import OUT, note, say_problems
 from semgrad_guard.decision_log.entries import Decision, Row, parse_since
 from semgrad_guard.decision_log.savings import Price
 from semgrad_guard.errors import InputError
 
-
-def _price(text: str) -> Price:
-    if (parts := re.fullmatch(r"(\d+(?:\.\d+)?)/(\d+(?:\.\d+)?)", text.strip())) is None:
-        raise typer.BadParameter(f"{text[:40]!r} is no price; write 2.5/10, for a million prompt and answer tokens")
-    return Price(float(parts[1]), float(parts[2]))
-
-
 _COLUMNS = ("decisions", "answer", "escalate", "abstain", "unscored", "drift")
 
 
 def decisions(
     *,
-    since: options.Since = "7d",
-    log: options.LogAddress = None,
-    as_csv: Annotated[
-        bool, options.flag("Every decision as a line of CSV on stdout.", options.OUTPUT, "--csv")
-    ] = False,
-    as_json: options.AsJson = False,
-    price: Annotated[
-        Price | None,
-        options.option(
-            "The escalation target's price for a million prompt and answer tokens (2.5/10): what was saved.",
-            options.OUTPUT,
-            "PROMPT/ANSWER",
-            reads=_price,
-        ),
-    ] = None,
+    since: str = "7d",
+    log: str | None = None,
+    as_csv: bool = False,
+    as_json: bool = False,
+    price: Price | None = None,
 ) -> None:
     """Count the decisions: how many answers were let through, by day and in all.
 
@@ -139,23 +120,7 @@ def _table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def sample(
-    *,
-    output: Annotated[
-        Path,
-        options.option(
-            "The sheet to fill in, a CSV file: begun, or extended by the new answers.",
-            options.DATA,
-            "FILE",
-            reads=options.path,
-        ),
-    ],
-    size: Annotated[
-        int, options.option("How many answers to draw.", options.GRADING, "N", reads=options.number(int, 1, 100_000))
-    ] = 50,
-    since: options.Since = "7d",
-    log: options.LogAddress = None,
-) -> None:
+def sample(*, output: Path, size: int = 50, since: str = "7d", log: str | None = None) -> None:
     """Draw promised answers at random from the decision log, for people to grade.
 
     Fill in the column "correct" and give the file to `semgrad-guard feedback`. The log remembers which answers were
@@ -181,16 +146,7 @@ def sample(
     note(f"{len(drawn)} answers are in {output}: fill in the column 'correct', and run semgrad-guard feedback {output}")
 
 
-def feedback(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", parser=options.stream, help="A sheet of sample, or any CSV file with key and correct."
-        ),
-    ],
-    *,
-    log: options.LogAddress = None,
-) -> None:
+def feedback(file: Path, *, log: str | None = None) -> None:
     """Put grades of delivered answers into the decision log.
 
     The column "key" names a decision, "correct" is TRUE or FALSE, yes or no, 1 or 0; rows without a grade are passed
@@ -223,17 +179,7 @@ def feedback(
         raise typer.Exit(ExitCode.BROKEN_LINES)
 
 
-def recalibrate(
-    *,
-    calibration: Annotated[
-        Path, options.option("The calibration that decides now.", options.DATA, "FILE", reads=options.path)
-    ],
-    output: Annotated[
-        Path, options.option("Where the proposal goes: a calibration.", options.DATA, "FILE", reads=options.path)
-    ],
-    since: options.Since = "30d",
-    log: options.LogAddress = None,
-) -> None:
+def recalibrate(*, calibration: Path, output: Path, since: str = "30d", log: str | None = None) -> None:
     """Propose a new calibration from the decision log: with the same promise, by answers graded since some time.
 
     It takes the grades of promised answers that were drawn at random (`semgrad-guard sample`). Where the promise is

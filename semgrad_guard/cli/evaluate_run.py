@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from semgrad_guard.cli import loading
 from semgrad_guard.cli.grading import recorded_keys, show_grades
-from semgrad_guard.cli.terminal import OUT, detail, kept_on_interrupt, note, say, show_line, status
+from semgrad_guard.cli.terminal import OUT, kept_on_interrupt, note, say, show_line, status
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator, FusedStates
@@ -25,16 +25,8 @@ from semgrad_guard.estimators.suite import paper_suite
 from semgrad_guard.estimators.text_pairs import CrossEncoder
 from semgrad_guard.grading import GRADERS, AnswerGrader, default_grader
 from semgrad_guard.grading.by_name import entailment_model, is_final, no_verdict
-from semgrad_guard.grading.grader import ABSTAINED, Verdicts, WordGrader
-from semgrad_guard.grading.sheets import (
-    GRADES,
-    HUMAN,
-    GradedAnswer,
-    extend_sheet,
-    grade,
-    labels_for,
-    with_references,
-)
+from semgrad_guard.grading.grader import ABSTAINED, Verdicts
+from semgrad_guard.grading.sheets import GRADES, HUMAN, SheetAnswer, extend_sheet, grade, labels_for, with_references
 from semgrad_guard.guard.calibrated_estimator import require_by_sentence
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.metrics import aurc, auroc
@@ -43,7 +35,7 @@ from semgrad_guard.paper.graded import GradedRun, read_graded, write_graded
 from semgrad_guard.paper.measuring import price_of_samples
 from semgrad_guard.paper.report import is_report, write_report
 from semgrad_guard.paper.results import Results, is_graded_table
-from semgrad_guard.paper.table import is_table
+from semgrad_guard.paper.tables import is_table
 from semgrad_guard.questions.answered import EvaluatedAnswer
 from semgrad_guard.questions.data import QuestionFile
 from semgrad_guard.questions.data_files import Output, make_folder, read_by, require_outputs
@@ -70,7 +62,7 @@ def estimators_of(
     seed: int,
     max_tokens: int,
     by: JudgedBy,
-) -> Sequence[Estimator]:
+) -> dict[str, Estimator]:
     """The paper's methods with the models that the user named, or those among them that were chosen; by sentence
     without those that compare whole answers."""
     with loading.quietly("Loading what compares answers …"):
@@ -83,7 +75,7 @@ def estimators_of(
     wanted = list(dict.fromkeys(methods or parts))
     for name in wanted if by_sentence else ():
         require_by_sentence(known[name])
-    return [known[name] for name in wanted]
+    return {name: known[name] for name in wanted}
 
 
 @dataclass(frozen=True)
@@ -94,7 +86,7 @@ class Run:
     settings: dict[str, Any]
 
 
-def read(data: str | None, columns: Sequence[str] | None, *, limit: int | None, optional: bool) -> QuestionFile | None:
+def read(data: Path | None, columns: loading.Pairs | None, *, limit: int | None, optional: bool) -> QuestionFile | None:
     """The questions, with a note on those that are left out."""
     if data is None:
         if optional:
@@ -107,7 +99,7 @@ def read(data: str | None, columns: Sequence[str] | None, *, limit: int | None, 
 def answer(
     questions: QuestionFile | None,
     files: Files,
-    estimators: Sequence[Estimator],
+    estimators: Mapping[str, Estimator],
     *,
     source: ModelSource,
     phrasing: Phrasing,
@@ -119,7 +111,7 @@ def answer(
     rows = () if questions is None else questions.rows
     phrasing.require(rows)
     sampled = SampledQuestions.of(rows, count=_SAMPLED, seed=seed)
-    with_variants = by == "answer" and "semgrad" in [one.name for one in estimators]
+    with_variants = by == "answer" and "semgrad" in estimators
     model = loading.load(source)
     experiment = Experiment(
         model,
@@ -131,10 +123,10 @@ def answer(
         by_sentence=by == "sentence",
     )
     drawn_for = len(rows) if sampled is None else len(sampled.keys)
-    if (price := price_of_samples(estimators, sampled=drawn_for, questions=len(rows))) is not None:
+    if (price := price_of_samples([*estimators.values()], sampled=drawn_for, questions=len(rows))) is not None:
         say(price, label="Warning")
     with kept_on_interrupt("Answering", f"answers are kept in {files.answers}") as tell:
-        answers = experiment.run(rows, files.answers, batch_size=loading.BATCH, on_progress=tell, on_step=tell.step)
+        answers = experiment.run(rows, files.answers, batch_size=loading.BATCH, on_progress=tell)
     return Run([row for one in answers for row in one.rows_by_sentence], experiment.settings(rows))
 
 
@@ -156,23 +148,15 @@ def grade_run(
 ) -> Results:
     """Every grader's verdicts; people, where there are labels, decide."""
     answers = run.answers if questions is None else with_references(run.answers, questions.rows)
+    items = [SheetAnswer.of(answer) for answer in answers]
     grades: dict[str, Verdicts] = (
-        {} if labels is None else {HUMAN: labels_for(labels, answers, others=recorded_keys(files.answers))}
+        {} if labels is None else {HUMAN: labels_for(labels, items, others=recorded_keys(files.answers))}
     )
-    graders = graders or [GRADERS[default_grader(run.settings["prompt_template"])]]
-    for grader in graders:
-        if isinstance(grader, WordGrader):
-            grades[grader.name] = grade(answers, grader)
-            continue
+    for grader in graders or [GRADERS[default_grader(run.settings["prompt_template"])]]:
         with kept_on_interrupt(f"Grading by {grader.name}", f"grades are kept in {files.grades}") as tell:
-            grades[grader.name] = grade(answers, grader, files.grades, on_progress=tell)
+            grades[grader.name] = grade([one.to_grade for one in items], grader, files.grades, on_progress=tell)
     decides, verdicts = next(iter(grades.items()))
-    shown = [
-        GradedAnswer(answer.question, answer.text or "", answer.references, verdict)
-        for answer, verdict in zip(answers, verdicts, strict=True)
-        if verdict is not None or is_final(decides)
-    ]
-    show_grades(shown, decides)
+    show_grades(items, verdicts, decides, with_none=is_final(decides))
     results = Results(answers, grades, run.settings, _name(questions, files))
     for name, count in results.ungraded.items():
         left_out = f"{count} of {len(answers)} answers have no verdict by {name}; they are left out of the results."
@@ -231,23 +215,20 @@ class Files:
             outputs.append(Output(self.sheet, "sheet of labels", lambda _: False))
         if report:
             outputs.append(Output(self.page, "report of an evaluation", is_report))
-            outputs += [
-                Output(path, "table of a report", is_table) for path in sorted(self.folder.glob("tables/*.csv"))
-            ]
+            tables = sorted(self.folder.glob("tables/*.csv"))
+            outputs += [Output(path, "table of a report", is_table) for path in tables]
         require_outputs(outputs, inputs=inputs)
 
 
-def write(results: Results, files: Files) -> None:
-    """The table, and the sheet for people: begun, or extended, for it may be half filled in."""
+def write(results: Results, files: Files, beside: Sequence[GradedRun] | None) -> None:
+    """The table, the sheet for people, which is extended where it is there, and the report, which shows other runs
+    `beside`; None: there is no report."""
     results.write_csv(files.table)
     write_graded(files.run, results.graded_run)
-    extend_sheet(files.sheet, results.answers)
-
-
-def report(results: Results, others: Sequence[GradedRun], files: Files) -> None:
-    """Tables, figures and the page, of this run and of other ones."""
-    with status("Writing the report …"):
-        write_report([results.graded_run, *others], files.folder, tell=lambda what: detail(f"{what} …"))
+    extend_sheet(files.sheet, [SheetAnswer.of(answer) for answer in results.answers])
+    if beside is not None:
+        with status("Writing the report …"):
+            write_report([results.graded_run, *beside], files.folder)
 
 
 def show(results: Results, files: Files, *, as_json: bool, reported: bool = True) -> None:

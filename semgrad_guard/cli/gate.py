@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, cast
 
 import typer
 
@@ -20,6 +20,7 @@ from semgrad_guard.named import POCKET
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.data_files import Output, read_by, sole_writer
 from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.settings import DtypeName, OnNoThreshold
 
 if TYPE_CHECKING:
     from semgrad_guard.cli.answers import ModelWriter, ServerWriter
@@ -32,37 +33,22 @@ if TYPE_CHECKING:
 
 def gate(  # noqa: PLR0913  # a command's options are its arguments
     *,
-    data: options.Questions,
-    calibration: Annotated[
-        Path,
-        options.option("The calibration that decides, made by calibrate.", options.DATA, "FILE", reads=options.path),
-    ],
-    band: Annotated[
-        Path, options.option("The recorded band: keep it with the code.", options.DATA, "FILE", reads=options.path)
-    ],
-    record: Annotated[
-        bool,
-        options.flag(
-            "Record the band around what is measured now, in place of an older one.", options.DATA, "--record"
-        ),
-    ] = False,
-    column: options.Columns = None,
-    model: options.Model = POCKET,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    template_option: options.Template = None,
-    engine: options.Engine = "transformers",
-    on_no_threshold: options.OnNoThreshold = "abstain",
-    prompt: options.Prompt = "plain",
-    system: options.System = None,
-    max_tokens: options.MaxTokens = 256,
-    grader: Annotated[
-        str | None,
-        options.grader_option(
-            "What counts as correct, as for calibrate. Verdicts of a model or judge are kept next to the band."
-        ),
-    ] = None,
-    as_json: options.AsJson = False,
+    data: Path,
+    calibration: Path,
+    band: Path,
+    record: bool = False,
+    column: loading.Pairs | None = None,
+    model: str = POCKET,
+    dtype: DtypeName | None = None,
+    device: str | None = None,
+    template_option: loading.Pairs | None = None,
+    engine: str = "transformers",
+    on_no_threshold: OnNoThreshold = "abstain",
+    prompt: str = "plain",
+    system: str | None = None,
+    max_tokens: int = 256,
+    grader: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """Fail where the coverage or the error of a calibration on labelled questions leaves a recorded band.
 

@@ -5,26 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from semgrad_guard.calibration.hand_grades import rows_to_grade, share_to_grade
 from semgrad_guard.cli.loading import quietly
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, say
 from semgrad_guard.errors import GradingError
-from semgrad_guard.grading import GRADERS, AnswerGrader, AnswerToGrade, by_name
+from semgrad_guard.grading import GRADERS, AnswerGrader, by_name
 from semgrad_guard.grading.by_name import no_verdict
 from semgrad_guard.grading.grader import ABSTAINED, Grade, Verdicts
 from semgrad_guard.grading.sheets import (
     GRADES,
     HUMAN,
-    GradedAnswer,
     SheetAnswer,
     doubt,
-    grade_texts,
     labels_for,
     open_sheet,
     some_of,
 )
+from semgrad_guard.grading.sheets import grade as graded
 from semgrad_guard.questions.answered import Answer, EvaluatedAnswer
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.data_files import STDIN, Output, beside, require_outputs
@@ -156,18 +154,22 @@ def grade(
     sentence is graded, and has a row of a sheet. An answer without any label is left out; in others a sentence without
     one is wrong.
     """
-    places = range(len(questions)) if only is None else only
     rows: dict[int, list[SheetAnswer]] = {}
-    for i in places:
+    for i in range(len(questions)) if only is None else only:
         question, answer = questions[i], answers[i]
         parts = zip(answer.sentence_keys, answer.sentence_texts, strict=True)
         about, passage = (question.question, question.answers), question.context or ""
         units = parts if by_sentence else [(question.key, answer.text)]
-        rows[i] = [SheetAnswer(key, *about, text, passage) for key, text in units]
+        rows[i] = [SheetAnswer(key, *about, text, passage, by_sentence) for key, text in units]
     items = [item for own in rows.values() for item in own]
-    how: Any = {"book": book, "labels": labels, "others": others, "by_sentence": by_sentence}
-    verdicts = _verdicts(items, grader, **how) if items else []
     name, unit = grader.name if labels is None else HUMAN, "sentences" if by_sentence else "answers"
+    verdicts: Verdicts = []
+    if labels is not None and items:
+        labelled = labels_for(labels, items, others=others)
+        verdicts = [False if item.text is None else label for item, label in zip(items, labelled, strict=True)]
+    elif items:
+        with kept_on_interrupt(f"Grading by {name}", f"grades are kept in {book}") as tell:
+            verdicts = graded([item.to_grade for item in items], grader, book, on_progress=tell)
     found, taken, without = dict[int, list[Grade]](), iter(verdicts), 0
     for place, own in rows.items():
         given: Verdicts = [next(taken) for _ in own]
@@ -186,40 +188,22 @@ def grade(
         say(f"{without} sentences of labelled answers have no label; they count as wrong.", label="Warning")
     elif without:
         say(no_verdict(without, len(items), name, unit=unit), label="Warning")
-    graded = [
-        GradedAnswer(item.question, item.text or "", item.references, verdict)
-        for item, verdict in zip(items, verdicts, strict=True)
-        if labels is None or verdict is not None
-    ]
-    show_grades(graded, name, unit=unit)
+    show_grades(items, verdicts, name, unit=unit, with_none=labels is None)
     return Grades(found, name, without if labels is None else 0)
 
 
-def _verdicts(
-    items: Sequence[SheetAnswer],
-    grader: AnswerGrader,
-    *,
-    book: Path,
-    labels: Path | None,
-    others: Sequence[str],
-    by_sentence: bool,
-) -> Verdicts:
-    if labels is not None:
-        found = labels_for(labels, items, others=others)
-        return [False if item.text is None else label for item, label in zip(items, found, strict=True)]
-    texts = [
-        AnswerToGrade(one.question, one.text or "", one.references, by_sentence, (by_sentence and one.passage) or None)
-        for one in items
-    ]
-    with kept_on_interrupt(f"Grading by {grader.name}", f"grades are kept in {book}") as tell:
-        return grade_texts(texts, grader, book, on_progress=tell)
+def show_grades(
+    items: Sequence[SheetAnswer], verdicts: Verdicts, grader: str, *, unit: str = "answers", with_none: bool
+) -> None:
+    """Ten answers with their grades, and a warning where the grades are in doubt: before anything is made of them.
 
-
-def show_grades(answers: Sequence[GradedAnswer], grader: str, *, unit: str = "answers") -> None:
-    """Ten answers with their grades, and a warning where the grades are in doubt: before anything is made of them."""
-    some = some_of(answers)
-    note(f"{len(some)} of {len(answers)} {unit}, graded by {grader}. Question [reference] answer:", label="Look")
-    for answer in some:
-        note(str(answer), label=None)
-    if (found := doubt([answer.correct for answer in answers], grader, unit=unit)) is not None:
+    Those without a verdict are among them if they count (`with_none`).
+    """
+    pairs = [pair for pair in zip(items, verdicts, strict=True) if pair[1] is not None or with_none]
+    grades: Verdicts = [verdict for _, verdict in pairs]
+    some = some_of(grades)
+    note(f"{len(some)} of {len(pairs)} {unit}, graded by {grader}. Question [reference] answer:", label="Look")
+    for item, verdict in (pairs[place] for place in some):
+        note(item.graded(verdict), label=None)
+    if (found := doubt(grades, grader, unit=unit)) is not None:
         say(found, label="Warning")

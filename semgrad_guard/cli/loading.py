@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -24,19 +24,10 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.guard import Policy
 
+Pairs = list[Any]
+"""(name, value) of an option that is given several times."""
 BATCH = 16
 """Answers that are requested together; where the memory is short, the engine writes fewer at a time."""
-
-
-def template_options(given: Sequence[str] | None) -> dict[str, Any]:
-    """The options of a chat template, NAME=VALUE each, the value in JSON or a text."""
-    found: dict[str, Any] = {}
-    for name, _, value in (one.partition("=") for one in given or ()):
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    return found
 
 
 def engine_arguments(engine: str) -> dict[str, Any] | None:
@@ -51,7 +42,7 @@ def server_of(engine: str) -> str | None:
 
 
 def source_of(
-    model: str, *, dtype: Any, device: str | None, template_option: Sequence[str] | None, engine: str = "transformers"
+    model: str, *, dtype: Any, device: str | None, template_option: Pairs | None, engine: str = "transformers"
 ) -> ModelSource:
     """The model of the options.
 
@@ -62,7 +53,7 @@ def source_of(
         model=model,
         dtype=dtype,
         device=device,
-        template_option=template_options(template_option) or None,
+        template_option=dict(template_option or ()) or None,
         engine=engine_arguments(engine),
     )
     if source.clash is not None:
@@ -124,18 +115,15 @@ def phrasing(prompt: str, system: str | None) -> tuple[Phrasing, list[Path]]:
 
 def read_data(
     data: str | Path,
-    columns: Sequence[str] | None = None,
+    columns: Pairs | None = None,
     *,
     needs: Need = "answers",
     strict: bool = False,
     keeps: bool = False,
 ) -> QuestionFile:
     """The questions of a source. Repeated lines that are left out are named, unless the caller keeps them."""
-    names = {f"{held}_field": name for held, _, name in (one.partition("=") for one in columns or ())}
     with status(f"Reading {data} …"):
-        found = read_questions(
-            data, needs=needs, strict=strict, on_progress=lambda rows: note(f"{rows:,} rows are read."), **names
-        )
+        found = read_questions(data, needs=needs, strict=strict, columns=dict(columns or ()))
     say_problems(found.problems)
     note_problems([*(() if keeps else found.duplicates), *found.shared_ids])
     if found.unread:

@@ -1,58 +1,36 @@
-"""The options that several commands share, each the type of a parameter, and the readers of what they are given."""
+"""The options of the commands: how each is read. Their texts, and the ends of the help pages, are in `help.toml`.
+
+A command is a function of plain values; `described` makes an option of typer's of each of its parameters. A wrong value
+is wrong usage: exit code 2, with advice.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from semgrad_guard.decision_log.savings import Price
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import NEEDS_LABELS
+from semgrad_guard.files import table_of
 from semgrad_guard.loading import ESTIMATOR_NAMES
-from semgrad_guard.named import did_you_mean
-from semgrad_guard.settings import LOG_VARIABLE, REPORTED, DtypeName, JudgedBy
-from semgrad_guard.settings import OnCut as CutRule
-from semgrad_guard.settings import OnDoubt as Doubt
-from semgrad_guard.settings import OnNoThreshold as NoThreshold
+from semgrad_guard.named import FETCHABLE, NAMES, did_you_mean
+from semgrad_guard.settings import REPORTED
 
-# The groups in which `--help` lists options.
-DATA = "Data and files"
-MODEL = "Model"
-DECISION = "Decision"
-ANSWERS = "Answers"
-GRADING = "Grading"
+PAGES: dict[str, Any] = table_of("semgrad_guard.cli", "help.toml")
 OUTPUT = "What is shown"
-
-MODEL_HELP = (
-    '"pocket" (the embedded model), "smollm2" (SmolLM2-135M-Instruct in four bits, once fetched), a folder with '
-    "safetensors, a GGUF file, or a Hugging Face hub id"
-)
+"""The group of options in which `--help` stands."""
 METHOD_NAMES = (*ESTIMATOR_NAMES, *sorted(NEEDS_LABELS))
 GRADER_NAMES = ("contains", "exact-match", "token-f1", "rouge-l")
 
 Reader = Callable[[Any], Any]
-
-
-def option(text: str, panel: str, metavar: str, *spelled: str, reads: Reader | None = None, **more: Any) -> Any:
-    """An option of a command. `reads` makes a value of a text; the `text` itself names a default that is None."""
-    return typer.Option(*spelled, help=text, rich_help_panel=panel, metavar=metavar, parser=reads, **more)
-
-
-def grader_option(text: str) -> Any:
-    """The option that names a grader."""
-    return option(text, GRADING, "NAME", reads=grader, autocompletion=one_of(GRADER_NAMES)["autocompletion"])
-
-
-def flag(text: str, panel: str, *spelled: str) -> Any:
-    """An option without a value."""
-    return typer.Option(*spelled, help=text, rich_help_panel=panel, metavar="", show_default=False)
-
-
-# Readers. A wrong value is wrong usage: exit code 2, with advice.
 
 _STANDARD = "-"
 _NO_FILES = (_STANDARD, "pocket")
@@ -92,18 +70,15 @@ def number(kind: type[int] | type[float], low: float, high: float) -> Reader:
     return read
 
 
-def one_of(names: Sequence[str]) -> dict[str, Any]:
-    """For an option that takes one of these names: a reader, and a shell's completions."""
+def one_of(names: Sequence[str]) -> Reader:
+    """Reads one of these names."""
 
     def read(value: str) -> str:
         if value not in names:
             raise typer.BadParameter(f"{value!r} is not one of {', '.join(names)}.{did_you_mean(value, names)}")
         return value
 
-    def completed(incomplete: str) -> list[str]:
-        return [name for name in names if name.startswith(incomplete)]
-
-    return {"reads": read, "autocompletion": completed}
+    return read
 
 
 def some_text(value: str) -> str:
@@ -130,25 +105,25 @@ def wording(value: str) -> str:
     return value
 
 
-def column(value: str) -> str:
+def column(value: str) -> tuple[str, str]:
     """What a column holds, and its name."""
     held, _, name = value.partition("=")
     if held not in ("question", "answers", "context") or not name:
         raise typer.BadParameter("write what the column holds, and its name: question=NAME, answers=NAME, context=NAME")
-    return value
+    return held, name
 
 
-def template_option(value: str) -> str:
+def template_option(value: str) -> tuple[str, Any]:
     """An option of the chat template and its value in JSON; a text needs no quotes."""
     name, _, given = value.partition("=")
+    is_text = given[:1] not in ("", "{", "[", '"') and given not in ("True", "False", "None")
     try:
-        json.loads(given)
+        if name.isidentifier():
+            return name, json.loads(given)
     except (ValueError, RecursionError):
-        if given in ("True", "False", "None") or given[:1] in ("", "{", "[", '"'):
-            raise typer.BadParameter("give a name and a value in JSON: enable_thinking=false") from None
-    if not name.isidentifier():
-        raise typer.BadParameter("give a name and a value in JSON: enable_thinking=false")
-    return value
+        if is_text:
+            return name, given
+    raise typer.BadParameter("give a name and a value in JSON: enable_thinking=false")
 
 
 def writer(value: str) -> str:
@@ -174,6 +149,13 @@ def engine(value: str) -> str:
     )
 
 
+def price(value: str) -> Price:
+    """A price for a million prompt tokens, and one for a million of answers."""
+    if (parts := re.fullmatch(r"(\d+(?:\.\d+)?)/(\d+(?:\.\d+)?)", value.strip())) is None:
+        raise typer.BadParameter(f"{value[:40]!r} is no price; write 2.5/10, for a million prompt and answer tokens")
+    return Price(float(parts[1]), float(parts[2]))
+
+
 def one_from_stdin(**given: object) -> None:
     """Refuse options of which two would read standard input, which can be read once."""
     named = [
@@ -183,184 +165,77 @@ def one_from_stdin(**given: object) -> None:
         raise typer.BadParameter(f"stdin can be read once: only one of {' and '.join(named)} can be -")
 
 
-# The options.
-
-Questions = Annotated[
-    Path,
-    option(
-        'A file or folder of JSON Lines, JSON, CSV or Parquet with "question" and "answers"; - is stdin, and pocket '
-        "are questions about the world of the embedded model.",
-        DATA,
-        "FILE",
-        reads=stream,
-    ),
-]
-Columns = Annotated[
-    list[str] | None,
-    option(
-        "A column with another name than usual: question=NAME, answers=NAME or context=NAME. Repeat the option for "
-        "several.",
-        DATA,
-        "WHAT=NAME",
-        "--column",
-        reads=column,
-    ),
-]
-Model = Annotated[str, option(f"{MODEL_HELP}.", MODEL, "NAME", reads=some_text)]
-Dtype = Annotated[
-    DtypeName | None,
-    option(
-        "The number format of the weights: float32, bfloat16 or float16. Default: that of the checkpoint. Scores and "
-        "calibrations belong to it.",
-        MODEL,
-        "NAME",
-    ),
-]
-Device = Annotated[
-    str | None, option("Where the model goes: cpu, cuda, cuda:1. Default: cpu.", MODEL, "NAME", reads=some_text)
-]
-Template = Annotated[
-    list[str] | None,
-    option(
-        "An option of the chat template, with its value in JSON; thinking=off has a model answer without reasoning "
-        "first. Repeat the option for several.",
-        MODEL,
-        "NAME=VALUE",
-        "--template-option",
-        reads=template_option,
-    ),
-]
-LocalEngine = Annotated[
-    str,
-    option(
-        "What writes the answers of a model here: transformers or vllm (also with arguments of vllm.LLM: vllm={...}).",
-        MODEL,
-        "ENGINE",
-        reads=engine,
-    ),
-]
-Engine = Annotated[
-    str,
-    option(
-        "What writes the answers: transformers, vllm (also with arguments of vllm.LLM: vllm={...}), or the URL of a "
-        "server with OpenAI's protocol; --model is then its name for the model.",
-        MODEL,
-        "ENGINE",
-        reads=engine,
-    ),
-]
+_CHOICES: dict[str, Sequence[str]] = {
+    "estimator": ESTIMATOR_NAMES,
+    "calibrate.estimator": tuple(dict.fromkeys((*METHOD_NAMES, "auto", *REPORTED))),
+    "serve.estimator": tuple(dict.fromkeys((*ESTIMATOR_NAMES, *REPORTED))),
+    "methods": METHOD_NAMES,
+    "fetch.name": tuple(FETCHABLE),
+    "demo.model": NAMES,
+}
+"""The options that take one of some names, by parameter, or by command and parameter."""
+_READERS: dict[str, Reader] = {
+    **{name: one_of(names) for name, names in _CHOICES.items()},
+    **dict.fromkeys(("data", "labels", "file"), stream),
+    **dict.fromkeys(("output", "calibration", "answers", "band", "wheel", "api_key_file", "settings"), path),
+    **dict.fromkeys(("model", "device", "nli", "host", "log"), some_text),
+    **dict.fromkeys(("error", "auroc"), number(float, 0, 1)),
+    **dict.fromkeys(("by_hand", "plan.labels", "ray"), number(int, 1, 1_000_000)),
+    "serve.calibration": str,  # with several models, NAME=FILE
+    "column": column,
+    "template_option": template_option,
+    "engine": engine,
+    "prompt": wording,
+    "grader": grader,
+    "paraphrases": writer,
+    "price": price,
+    "alpha": number(float, 0.0001, 0.9999),
+    "delta": number(float, 0.000001, 0.9999),
+    "threshold": number(float, -1e300, 1e300),
+    "timeout": number(float, 0.001, 86_400),
+    "max_tokens": number(int, 1, 2**31),
+    "limit": number(int, 1, 2**62),
+    "size": number(int, 1, 100_000),
+    "seed": number(int, 0, 2**31 - 1),
+    "port": number(int, 0, 65535),
+}
+_WORDS = {"<estimators>": ", ".join(ESTIMATOR_NAMES), "<methods>": ", ".join(METHOD_NAMES)}
 
 
-def _estimator(names: Sequence[str], more: str, default: str) -> Any:
-    text = f"The score that measures uncertainty: {', '.join(ESTIMATOR_NAMES)}{more}. Default: {default}."
-    return option(text, DECISION, "NAME", **one_of(tuple(dict.fromkeys(names))))
+def described(command: str, parameter: inspect.Parameter) -> inspect.Parameter:
+    """A parameter of a command with its option, or its argument if it is positional."""
+    name, is_flag = parameter.name, parameter.annotation is bool
+    text = PAGES[command].get("options", {}).get(name) or PAGES["shared"][name]
+    key = f"{command}.{name}" if f"{command}.{name}" in _READERS else name
+    offered = GRADER_NAMES if name == "grader" else _CHOICES.get(key, ())
+
+    def completed(incomplete: str) -> list[str]:
+        return [one for one in offered if one.startswith(incomplete)]
+
+    shown: dict[str, Any] = {
+        "help": re.sub("<[a-z]+>", lambda word: _WORDS[word[0]], flowing(text["help"])),
+        "metavar": text.get("metavar", ""),
+        "parser": _READERS.get(key),
+        "autocompletion": completed if offered else None,
+    }
+    if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+        return parameter.replace(annotation=Annotated[parameter.annotation, typer.Argument(**shown)])
+    spelled = text.get("spelled", [f"--{name.replace('_', '-')}"])
+    shown |= {"rich_help_panel": text["panel"], "envvar": text.get("envvar"), "show_default": not is_flag}
+    return parameter.replace(annotation=Annotated[parameter.annotation, typer.Option(*spelled, **shown)])
 
 
-_REPORTED = ", ".join(REPORTED)
-_CALIBRATED = "that of the calibration, or hybridgrad"
-Estimator = Annotated[str | None, _estimator(ESTIMATOR_NAMES, "", _CALIBRATED)]
-LearnedEstimator = Annotated[
-    str | None,
-    _estimator(
-        (*METHOD_NAMES, "auto", *REPORTED),
-        "; states, which is fitted on a part of the graded answers; or auto, the best of eight on that part. Of a "
-        f"server's answers {_REPORTED}",
-        f"hybridgrad; of a server's answers {REPORTED[0]}",
-    ),
-]
-ServedEstimator = Annotated[
-    str | None,
-    _estimator((*ESTIMATOR_NAMES, *REPORTED), f"; by a server's log-probabilities {_REPORTED}", _CALIBRATED),
-]
-CalibrationFile = Annotated[
-    Path | None,
-    option(
-        "Made by calibrate: gives a confidence, a threshold and its promise.",
-        DECISION,
-        "FILE",
-        "--calibration",
-        reads=path,
-    ),
-]
-OnNoThreshold = Annotated[
-    NoThreshold,
-    option(
-        "Where no threshold keeps the promise that was asked for: abstain (deliver nothing), or reachable (deliver "
-        "under the promise that the labels support).",
-        DECISION,
-        "ACTION",
-    ),
-]
-By = Annotated[
-    JudgedBy | None,
-    option(
-        "What is judged: the whole answer, or every sentence of it by itself. Default: as a calibration, if one is "
-        "given; else answer.",
-        DECISION,
-        "answer|sentence",
-    ),
-]
-OnDoubt = Annotated[
-    Doubt | None,
-    option(
-        "By sentence, at one that is not let through: stop (end the answer before it), or drop (leave it out, with "
-        "those that lean on it). Default: as a calibration, if one is given; else stop.",
-        DECISION,
-        "stop|drop",
-    ),
-]
-RATE = number(float, 0.0001, 0.9999)
-Alpha = Annotated[float, option("The error rate to promise among the answers let through.", DECISION, "X", reads=RATE)]
-Delta = Annotated[
-    float, option("How likely the promise may fail.", DECISION, "X", reads=number(float, 0.000001, 0.9999))
-]
-Prompt = Annotated[
-    str,
-    option(
-        "The user's turn: plain (the question), paper (answer in few words), or your program's own, with {question} "
-        "and perhaps {context} in it, and other braces doubled; @FILE reads it from a file.",
-        ANSWERS,
-        "TEXT",
-        reads=wording,
-    ),
-]
-System = Annotated[
-    str | None, option("A system message before the question; @FILE reads it from a file.", ANSWERS, "TEXT")
-]
-OnCut = Annotated[
-    CutRule,
-    option(
-        "Which answers that --max-tokens cut off have no score, and are withheld: unscored (those that end within "
-        "their first sentence), abstain (all), or score (none).",
-        DECISION,
-        "unscored|abstain|score",
-    ),
-]
-MaxTokens = Annotated[int, option("The longest answer, in tokens.", ANSWERS, "N", reads=number(int, 1, 2**31))]
-Labels = Annotated[
-    Path | None,
-    option(
-        "A sheet of labels, filled in by people: it decides then. It is begun, or extended by the answers that it "
-        "lacks, and never overwritten.",
-        GRADING,
-        "FILE",
-        reads=stream,
-    ),
-]
-LogAddress = Annotated[
-    str | None,
-    option(
-        "The decision log: a file (SQLite), or a URL such as postgresql+psycopg://user@host/name. Default: "
-        "semgrad-guard/decisions.db in your state folder.",
-        DATA,
-        "FILE",
-        reads=some_text,
-        envvar=LOG_VARIABLE,
-    ),
-]
-Since = Annotated[str, option("From when on: 7d, 12h, 30m, 2w, or 2026-01-31 (UTC).", DATA, "TIME")]
-AsJson = Annotated[bool, flag("JSON on stdout and nothing else there.", OUTPUT, "--json")]
-Quiet = Annotated[bool, flag("On stderr errors and warnings only.", OUTPUT, "--quiet", "-q")]
-Verbose = Annotated[
-    bool, flag("On stderr also what libraries say, times, and where an error began.", OUTPUT, "--verbose", "-v")
-]
+def page_end(command: str) -> str:
+    """The end of a command's page: examples, a line of the data file with its optional fields, advice, exit codes."""
+    page = PAGES[command]
+    parts = ["\n".join(["[bold]Examples[/]", *page["examples"]])]
+    if "line" in page:
+        optional = f" {page['optional']}" if "optional" in page else ""
+        parts.append(f"[bold]A line of the file[/]{optional}\n{page['line']}")
+    parts += [flowing(page["advice"])] if "advice" in page else []
+    return "\n\n".join([*parts, f"[bold]Exit codes[/]\n{flowing(page['exit_codes'])}"])
+
+
+def flowing(text: str | None) -> str:
+    """A text whose paragraphs are one line each: the terminal decides where they break."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (text or "").split("\n\n")).strip()

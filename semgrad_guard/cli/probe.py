@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from semgrad_guard.cli import loading, options, terminal
+from semgrad_guard.cli import loading, terminal
 from semgrad_guard.cli.command import code_of_run
 from semgrad_guard.cli.terminal import OUT, note, progress, say, show_line
 from semgrad_guard.named import POCKET
@@ -17,6 +17,7 @@ from semgrad_guard.questions.data import Question, QuestionFile, with_paraphrase
 from semgrad_guard.questions.data_files import Output, beside, read_by, require_outputs, sole_writer
 from semgrad_guard.questions.job_record import is_record
 from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.settings import DtypeName
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
@@ -26,46 +27,18 @@ if TYPE_CHECKING:
 
 def probe(  # a command's options are its arguments
     *,
-    data: Annotated[
-        Path,
-        options.option(
-            'Questions with "answers", best, and "paraphrases" (or see --paraphrases); "-" reads them from stdin.',
-            options.DATA,
-            "FILE",
-            reads=options.stream,
-        ),
-    ],
-    output: Annotated[Path, options.option("Where to save the record.", options.DATA, "FILE", reads=options.path)],
-    column: options.Columns = None,
-    model: options.Model = POCKET,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    template_option: options.Template = None,
-    no_answers: Annotated[
-        bool,
-        options.flag("Only measure the meaning; let the model answer nothing.", options.ANSWERS, "--no-answers"),
-    ] = False,
-    system: options.System = None,
-    paraphrases: Annotated[
-        str | None,
-        options.option(
-            "Who writes three paraphrases of each question without any: the model itself, or a model of a server with "
-            "OpenAI's protocol; its key stands in the environment (SEMGRAD_GUARD_UPSTREAM_API_KEY). Default: nobody.",
-            options.DATA,
-            "itself|URL#MODEL",
-            reads=options.writer,
-        ),
-    ] = None,
-    nli: Annotated[
-        str | None,
-        options.option(
-            "An NLI model, which drops written paraphrases that ask something else.",
-            options.DATA,
-            "MODEL",
-            reads=options.some_text,
-        ),
-    ] = None,
-    as_json: options.AsJson = False,
+    data: Path,
+    output: Path,
+    column: loading.Pairs | None = None,
+    model: str = POCKET,
+    dtype: DtypeName | None = None,
+    device: str | None = None,
+    template_option: loading.Pairs | None = None,
+    no_answers: bool = False,
+    system: str | None = None,
+    paraphrases: str | None = None,
+    nli: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """Find where a model keeps the meaning of a prompt, and which prompt token SemGrad should use.
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
@@ -21,6 +21,7 @@ from semgrad_guard.named import POCKET
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.data_files import Output, require_outputs, sole_writer
 from semgrad_guard.records import Verdict
+from semgrad_guard.settings import DtypeName, JudgedBy, OnNoThreshold
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Drift
@@ -30,39 +31,20 @@ if TYPE_CHECKING:
 
 def score(  # noqa: PLR0913  # a command's options are its arguments
     *,
-    data: Annotated[
-        Path,
-        options.option(
-            'Texts to score: a file or folder of JSON Lines, JSON, CSV or Parquet with "question" and "response", and '
-            'perhaps "context", the passage that the text was answered from; "-" is stdin.',
-            options.DATA,
-            "FILE",
-            reads=options.stream,
-        ),
-    ],
-    output: Annotated[
-        Path | None, options.option("Write the scores there, as JSON Lines.", options.DATA, "FILE", reads=options.path)
-    ] = None,
-    model: options.Model = POCKET,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    template_option: options.Template = None,
-    estimator: options.Estimator = None,
-    calibration: options.CalibrationFile = None,
-    on_no_threshold: options.OnNoThreshold = "abstain",
-    by: options.By = None,
-    prompt: options.Prompt = "plain",
-    system: options.System = None,
-    ray: Annotated[
-        int | None,
-        options.option(
-            "Score by so many processes of a Ray cluster: that of RAY_ADDRESS, or one of this machine.",
-            options.MODEL,
-            "N",
-            reads=options.number(int, 1, 1_000_000),
-        ),
-    ] = None,
-    as_json: options.AsJson = False,
+    data: Path,
+    output: Path | None = None,
+    model: str = POCKET,
+    dtype: DtypeName | None = None,
+    device: str | None = None,
+    template_option: loading.Pairs | None = None,
+    estimator: str | None = None,
+    calibration: Path | None = None,
+    on_no_threshold: OnNoThreshold = "abstain",
+    by: JudgedBy | None = None,
+    prompt: str = "plain",
+    system: str | None = None,
+    ray: int | None = None,
+    as_json: bool = False,
 ) -> None:
     """Score texts from anywhere: another server, a person, a cache.
 
@@ -75,7 +57,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     """
     from semgrad_guard.cli.rendering import drift_line, scores_view
     from semgrad_guard.guard import judged_by
-    from semgrad_guard.questions.scoring import TextScorer, no_score, score_record, too_long
+    from semgrad_guard.questions.scoring import TextScorer
 
     phrasing, sources = loading.phrasing(prompt, system)
     given = [path for path in (data, calibration, Path(model)) if path is not None]
@@ -90,14 +72,18 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         on_doubt = judged_by(None if policy is None else policy.calibration, by, None)
         scorer = TextScorer(loading.load(source), load_estimator(estimator, policy), policy, phrasing, on_doubt)
         texts = list(zip(found.rows, _scored(found.rows, scorer, source, workers=ray), strict=True))
-        left_out = [too_long(row, text.too_long) for row, text in texts if text.too_long]
+        left_out = [f"{_name(row)} is left out: {text.too_long}" for row, text in texts if text.too_long]
         say_problems(left_out)
         scored = [(row, text.verdict) for row, text in texts if text.verdict is not None]
         if not scored:
             raise InputError("none of the texts could be scored")
         if (moved := _drift(scored, policy)) is not None:
             scored = [(row, verdict.revised(drift=moved.moved)) for row, verdict in scored]
-        lines = [json.dumps(score_record(*one), ensure_ascii=False) + "\n" for one in scored]
+        records = [
+            {"id": row.id, "question": row.question, "response": row.response, **verdict.metadata()}
+            for row, verdict in scored
+        ]
+        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
         if output is not None:
             atomic_write(output, "".join(lines))
             note(f"{len(lines)} scores are in {output}.", label=None, style="green")
@@ -109,9 +95,17 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     if moved is not None:
         tell = say if as_json or moved.moved else OUT.print
         tell(drift_line(moved))
-    unscored = [no_score(row, verdict.reason) for row, verdict in scored if verdict.status != "scored"]
+    unscored = [
+        f"{_name(row)} has no score: {verdict.reason or 'no reason is known'}."
+        for row, verdict in scored
+        if verdict.status != "scored"
+    ]
     say_problems(unscored)
     raise typer.Exit(code_of_run(unscored=unscored, broken=left_out or found.problems))
+
+
+def _name(row: Question) -> str:
+    return repr(row.id or row.question[:60])
 
 
 def are_scores(path: Path) -> bool:

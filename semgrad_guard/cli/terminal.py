@@ -177,22 +177,16 @@ class Teller:
         """So many of all are done."""
         self.reached = done, total
 
-    def step(self, name: str) -> None:
-        """The name of the current step."""
-
 
 class _Bar(Teller):
     """A bar on a terminal."""
 
     def __init__(self, what: str, bar: Progress) -> None:
-        self._what, self._bar, self._task = what, bar, bar.add_task(what, total=None)
+        self._bar, self._task = bar, bar.add_task(what, total=None)
 
     def __call__(self, done: int, total: int) -> None:
         super().__call__(done, total)
         self._bar.update(self._task, completed=done, total=total)
-
-    def step(self, name: str) -> None:
-        self._bar.update(self._task, description=f"{self._what} ({name})")
 
 
 _EVERY = 10.0
@@ -212,20 +206,11 @@ class _Lines(Teller):
         if self._first is None:
             self._first = done
             say(f"{self._what}: {done} of {total}")
-        elif done > self._first and self._is_due():
-            rate = (done - self._first) / (self._said - self._began)
+        elif done > self._first and (now := time.monotonic()) - self._said >= _EVERY:
+            self._said = now
+            rate = (done - self._first) / (now - self._began)
             left = datetime.timedelta(seconds=round((total - done) / rate))
             say(f"{self._what}: {done} of {total}, {rate:.2g}/s, {left} left")
-
-    def step(self, name: str) -> None:
-        if self._is_due():
-            say(f"{self._what}: {self.reached[0]} of {self.reached[1]}, {name}")
-
-    def _is_due(self) -> bool:
-        now = time.monotonic()
-        is_due = now - self._said >= _EVERY
-        self._said = now if is_due else self._said
-        return is_due
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from semgrad_guard.calibration.prompt_parts import common_subsequence
 from semgrad_guard.engine.prompts.responses import Foreign
 from semgrad_guard.engine.words import normalise, token_f1
 from semgrad_guard.errors import GradingError, InputError, MissingExtraError
-from semgrad_guard.files import first_line
+from semgrad_guard.files import first_line, table_of
 from semgrad_guard.grading.contains import Contains
 from semgrad_guard.grading.grader import (
     AnswerGrader,
@@ -135,30 +135,8 @@ class Bem:
         return any_reference(answers, equivalent)
 
 
-PROMPT = """You grade answers to questions.
-
-Question: {question}
-
-Reference answers, any of which is correct:
-{references}
-
-Answer to grade: {answer}
-
-The answer is correct if it means the same as one of the reference answers, in whatever words, and says nothing that \
-contradicts them. Do not judge by what you believe about the question. Reply with one word: CORRECT or INCORRECT."""
+_PROMPTS: dict[str, str] = table_of("semgrad_guard.grading", "judge.toml")
 """Ours: the paper (appendix, "LLM-as-a-Judge") does not print the prompt that it used."""
-
-SENTENCE_PROMPT = """You grade one sentence of an answer to a question.
-
-Question: {question}
-
-Known facts:
-{references}
-
-Sentence to grade: {answer}
-
-The sentence is correct if the known facts state it, in whatever words, and nothing in them contradicts it. Do not \
-judge by what you believe about the question. Reply with one word: CORRECT or INCORRECT."""
 
 _VERDICT = re.compile(r"\W*(?:verdict\W+)?(correct|incorrect)\W*", re.IGNORECASE)
 
@@ -232,9 +210,8 @@ def read_verdict(reply: str) -> bool | None:
 
 def _prompt(answer: AnswerToGrade) -> str:
     references = "\n".join(f"- {reference}" for reference in answer.sources)
-    return (SENTENCE_PROMPT if answer.sentence else PROMPT).format(
-        question=answer.question, references=references, answer=answer.text
-    )
+    prompt = _PROMPTS["sentence" if answer.sentence else "answer"]
+    return prompt.format(question=answer.question, references=references, answer=answer.text)
 
 
 GRADERS: dict[str, WordGrader] = {
@@ -259,12 +236,7 @@ _REFUSALS, _REFUSALS_IN_NAME = "+refusals=", "+refusals("
 
 _NOT_ALL_OF_IT = "one sentence asserts a reference; what else the answer says is not checked"
 _IN_COMMON = "the answer has enough words in common with a reference; what else it says is not checked"
-_RIGHT_MEANS = {
-    "contains": _NOT_ALL_OF_IT,
-    "nli": _NOT_ALL_OF_IT,
-    "token-f1": _IN_COMMON,
-    "rouge-l": _IN_COMMON,
-}
+_RIGHT_MEANS = {"contains": _NOT_ALL_OF_IT, "nli": _NOT_ALL_OF_IT, "token-f1": _IN_COMMON, "rouge-l": _IN_COMMON}
 
 
 def right_means(grader: str) -> str | None:
@@ -290,11 +262,7 @@ def default_grader(prompt_template: str) -> str:
 
 
 _FIRST = "contains+"
-_NEEDS_MODEL = {
-    "nli": "FOLDER or hub id",
-    "bem": "FOLDER or hub id",
-    "judge": "PROVIDER:MODEL, as LangChain has it",
-}
+_NEEDS_MODEL = {"nli": "FOLDER or hub id", "bem": "FOLDER or hub id", "judge": "PROVIDER:MODEL, as LangChain has it"}
 
 
 def load_graders(specs: Sequence[str], *, nli: str | None = None) -> list[AnswerGrader]:

@@ -15,13 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from semgrad_guard.calibration import (
-    Binding,
-    Calibration,
-    EstimatorChoice,
-    calibrate,
-    calibrate_sentences,
-)
+from semgrad_guard.calibration import Binding, Calibration, EstimatorChoice, calibrate, calibrate_sentences
 from semgrad_guard.calibration.calibration_set import Effect
 from semgrad_guard.calibration.sentences import compared_scores
 from semgrad_guard.errors import FitError, MissingExtraError
@@ -70,12 +64,7 @@ _MARGIN = 1.0  # standard errors that a preferred estimator may lie behind the b
 
 
 def calibrate_learned(
-    graded: LearningSet,
-    estimator: FusedStates,
-    *,
-    bind: Callable[[Estimator], Binding],
-    seed: int = 0,
-    **how: Any,
+    graded: LearningSet, estimator: FusedStates, *, bind: Callable[[Estimator], Binding], seed: int = 0, **how: Any
 ) -> Outcome:
     """Fit a learned estimator on one part of the answers and choose the threshold on the rest.
 
@@ -130,12 +119,7 @@ def calibrate_best(
 
 
 def calibrate_scored(
-    graded: LearningSet,
-    estimator: Estimator | str,
-    *,
-    binding: Binding,
-    auto: str | None = None,
-    **how: Any,
+    graded: LearningSet, estimator: Estimator | str, *, binding: Binding, auto: str | None = None, **how: Any
 ) -> Outcome:
     """Calibrate on all answers, by the scores of one estimator (or those of this name); nothing is learned from them.
 

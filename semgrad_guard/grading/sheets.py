@@ -52,8 +52,42 @@ class GradeRow(BaseModel, frozen=True, extra="forbid", strict=True):
         return _grade_key(self.grader, self.answer)
 
 
+@dataclass(frozen=True)
+class SheetAnswer:
+    """An answer, or a `sentence` of one, that a person can grade; `text` is None where there is none.
+
+    `passage` is what the question was asked with.
+    """
+
+    key: str
+    question: str
+    references: tuple[str, ...]
+    text: str | None
+    passage: str = ""
+    sentence: bool = False
+
+    @classmethod
+    def of(cls, answer: EvaluatedAnswer) -> SheetAnswer:
+        """A row of a run's answers."""
+        about = (answer.key, answer.question, answer.references, answer.text, answer.context or "")
+        return cls(*about, sentence=answer.part_of is not None)
+
+    @property
+    def to_grade(self) -> AnswerToGrade:
+        """The same for a grader; it sees the passage of a sentence alone."""
+        passage = (self.sentence and self.passage) or None
+        return AnswerToGrade(self.question, self.text or "", self.references, self.sentence, passage)
+
+    def graded(self, grade: Grade | None) -> str:
+        """One line of a list: the answer with its grade; None: the grader came to no verdict."""
+        word = "no verdict" if grade is None else {True: "right", False: "wrong", ABSTAINED: ABSTAINED}[grade]
+        reference = self.references[0] if self.references else "no answer is right"
+        question, reference, text = map(_short, (self.question, reference, self.text or "(no text)"))
+        return f"  {word}: {question} [{reference}] {text}"
+
+
 def grade(
-    answers: Sequence[EvaluatedAnswer],
+    items: Sequence[AnswerToGrade],
     grader: AnswerGrader,
     book: Path | None = None,
     *,
@@ -65,28 +99,11 @@ def grade(
         GradingError: the grader cannot do its work; earlier verdicts are in the record at `book`.
         InputError: that record cannot be read or written.
     """
-    items = [
-        AnswerToGrade(one.question, one.text or "", one.references, True, one.context)
-        if one.part_of is not None
-        else AnswerToGrade(one.question, one.text or "", one.references)
-        for one in answers
-    ]
-    return grade_texts(items, grader, book, on_progress=on_progress)
-
-
-def grade_texts(
-    items: Sequence[AnswerToGrade],
-    grader: AnswerGrader,
-    book: Path | None = None,
-    *,
-    on_progress: Progress | None = None,
-) -> Verdicts:
-    """Like `grade`, for texts with their questions and references."""
     if isinstance(grader, SecondOpinion):
         first, second = grader.first, grader.second
         return grader.merge(
-            grade_texts(items, first, book, on_progress=on_progress),
-            lambda without: grade_texts([items[i] for i in without], second, book, on_progress=on_progress),
+            grade(items, first, book, on_progress=on_progress),
+            lambda without: grade([items[i] for i in without], second, book, on_progress=on_progress),
         )
     if book is None or isinstance(grader, WordGrader):
         return _graded(items, grader, None, on_progress or unwatched)
@@ -140,35 +157,14 @@ FEWEST, MOST = 0.05, 0.95
 _LONGEST = 160
 
 
-@dataclass(frozen=True)
-class GradedAnswer:
-    """An answer with its grade; None: the grader came to no verdict."""
-
-    question: str
-    text: str
-    references: tuple[str, ...]
-    correct: Grade | None
-
-    def __str__(self) -> str:
-        """One line of a list."""
-        grade = "no verdict" if self.correct is None else self.correct
-        grade = {True: "right", False: "wrong"}[grade] if isinstance(grade, bool) else grade
-        texts = (
-            self.question,
-            self.references[0] if self.references else "no answer is right",
-            self.text or "(no text)",
-        )
-        question, reference, text = (_short(text) for text in texts)
-        return f"  {grade}: {question} [{reference}] {text}"
-
-
-def some_of(answers: Sequence[GradedAnswer]) -> list[GradedAnswer]:
-    """Up to `SHOWN` of them in order, drawn with a fixed seed, as many right ones as others where there are."""
-    drawn: list[int] = np.random.default_rng(len(answers)).permutation(len(answers)).tolist()
-    right = [i for i in drawn if answers[i].correct is True]
-    others = [i for i in drawn if answers[i].correct is not True]
+def some_of(grades: Sequence[Grade | None]) -> list[int]:
+    """The places of up to `SHOWN` answers in order, drawn with a fixed seed, as many right ones as others where there
+    are."""
+    drawn: list[int] = np.random.default_rng(len(grades)).permutation(len(grades)).tolist()
+    right = [place for place in drawn if grades[place] is True]
+    others = [place for place in drawn if grades[place] is not True]
     few = min(len(right), max(SHOWN // 2, SHOWN - len(others)))
-    return [answers[i] for i in sorted([*right[:few], *others[: SHOWN - few]])]
+    return sorted([*right[:few], *others[: SHOWN - few]])
 
 
 def doubt(grades: Sequence[Grade | None], grader: str, *, unit: str = "answers") -> str | None:
@@ -202,27 +198,12 @@ _ABSTAINED = {ABSTAINED, "abstain", "abstention", "abstains"}
 _NO = {"0", "0.0", "false", "no", "n", "incorrect", "wrong", "falsch", "faux", "falso"}
 
 
-@dataclass(frozen=True)
-class SheetAnswer:
-    """An answer, or a sentence of one, with the cells of its row; `passage` is what the question was asked with."""
-
-    key: str
-    question: str
-    references: tuple[str, ...]
-    text: str | None
-    passage: str = ""
-
-
-Labelled = EvaluatedAnswer | SheetAnswer
-"""An answer that a person can grade; `text` is None where there is none."""
-
-
-def write_sheet(path: Path, answers: Sequence[Labelled]) -> Path:
+def write_sheet(path: Path, answers: Sequence[SheetAnswer]) -> Path:
     """Write the sheet: one row per answered question, references one a line, the column `correct` empty."""
     return write_table(path, COLUMNS, [_cells(answer) for answer in answers if answer.text is not None])
 
 
-def extend_sheet(path: Path, answers: Sequence[Labelled]) -> int:
+def extend_sheet(path: Path, answers: Sequence[SheetAnswer]) -> int:
     """Begin the sheet, or add rows for the answers that it lacks; returns how many. Its rows stay as they are.
 
     Raises:
@@ -254,7 +235,7 @@ def open_sheet(path: Path) -> tuple[list[str], list[Row]]:
     return names, rows
 
 
-def labels_for(path: Path, answers: Sequence[Labelled], *, others: Collection[str] = ()) -> Verdicts:
+def labels_for(path: Path, answers: Sequence[SheetAnswer], *, others: Collection[str] = ()) -> Verdicts:
     """The labels of these answers, from a sheet that is begun or extended first (standard input is only read).
 
     Args:
@@ -278,13 +259,12 @@ def labels_for(path: Path, answers: Sequence[Labelled], *, others: Collection[st
     return labels
 
 
-def _cells(answer: Labelled) -> tuple[str, ...]:
-    passage = answer.passage if isinstance(answer, SheetAnswer) else answer.context or ""
-    texts = (answer.question, passage, "\n".join(answer.references), answer.text or "")
+def _cells(answer: SheetAnswer) -> tuple[str, ...]:
+    texts = (answer.question, answer.passage, "\n".join(answer.references), answer.text or "")
     return answer.key, *(cell.replace("\0", _NULL) for cell in texts), ""
 
 
-def read_sheet(path: Path, answers: Sequence[Labelled], *, others: Collection[str] = ()) -> Verdicts:
+def read_sheet(path: Path, answers: Sequence[SheetAnswer], *, others: Collection[str] = ()) -> Verdicts:
     """The labels of these answers, in order; None where the cell `correct` is empty or the row is not there.
 
     Rows may be sorted, and columns added or moved. TRUE, yes, x and 1 mean correct; FALSE, no and 0 mean wrong;
@@ -325,7 +305,7 @@ def _row_key(row: Row) -> str:
     return row.cells.get("key", "").strip()
 
 
-def _take(row: Row, known: Mapping[str, Labelled], labels: dict[str, Grade | None]) -> str | None:
+def _take(row: Row, known: Mapping[str, SheetAnswer], labels: dict[str, Grade | None]) -> str | None:
     """Put a row's label into `labels`; returns the row's fault, if any."""
     key, word = (row.cells.get(name, "").strip() for name in ("key", "correct"))
     answer = known.get(key)

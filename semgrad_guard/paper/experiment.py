@@ -9,30 +9,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
-from semgrad_guard.engine.answers.answer import Evidence, Generation
+from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import InputError
-from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.base import timed
 from semgrad_guard.estimators.samples import AskingEstimator
-from semgrad_guard.paper.measuring import Step, measure
+from semgrad_guard.paper.measuring import measure
 from semgrad_guard.questions.answered import AnswerScore, EvaluatedAnswer
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.job_record import JobRecord, Progress
 from semgrad_guard.questions.prompts import Phrasing
-from semgrad_guard.questions.run import (
-    check_run,
-    complete,
-    run_settings,
-    scores_of,
-    seeded,
-    sentence_fields,
-    where_it_fits,
-)
+from semgrad_guard.questions.run import A, Answering
 from semgrad_guard.records import Message
 
 
@@ -115,70 +105,37 @@ class SampledQuestions:
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """The model, the prompts and the methods of an evaluation.
+class Experiment(Answering):
+    """The model, the prompts and the methods of an evaluation, each method under its own name.
 
-    Args:
-        model: answers.
-        estimators: score, each under its own name.
-        options: how to answer; greedy by default, as in the paper.
-        phrasing: how the questions are put to the model.
-        ablations: variants of SemGrad to record besides.
-        sampled: which questions the methods that draw samples take part in; all by default.
-        by_sentence: every sentence is scored by itself; costs are not measured then.
+    `ablations` are variants of SemGrad to record besides; `sampled` tells which questions the methods that draw samples
+    take part in, all by default. By sentence, costs are not measured.
     """
 
-    model: LanguageModel
-    estimators: Sequence[Estimator]
-    options: GenerationOptions = field(default_factory=GenerationOptions)
-    phrasing: Phrasing = field(default_factory=Phrasing)
     ablations: Mapping[str, Ablation] = field(default_factory=dict[str, Ablation])
     sampled: SampledQuestions | None = None
-    by_sentence: bool = False
 
     def settings(self, questions: Sequence[Question]) -> dict[str, Any]:
         """Everything that answers and scores depend on, as plain JSON; the titles of the methods with it."""
-        self.phrasing.require(questions)
-        template = self.phrasing.name(questions)
-        form = {"options": self.options, "by_sentence": self.by_sentence}
-        found = run_settings(self.model, self._named, template=template, **cast("Any", form))
-        for name, estimator in self._named.items():
+        found = super().settings(questions)
+        for name, estimator in self.estimators.items():
             found["estimators"][name]["title"] = estimator.title
-        asking = any(isinstance(estimator, AskingEstimator) for estimator in self.estimators)
+        asking = any(isinstance(estimator, AskingEstimator) for estimator in self.estimators.values())
         drawn = {"sampled_questions": self.sampled.settings} if asking and self.sampled is not None else {}
         prompt = self.phrasing.wording if self.phrasing.prompt is None else self.phrasing.prompt
         return {**found, **drawn, "prompt": prompt, "ablations": list(self.ablations)}
 
     def run(
-        self,
-        questions: Sequence[Question],
-        path: Path,
-        *,
-        batch_size: int = 8,
-        on_progress: Progress | None = None,
-        on_step: Step | None = None,
+        self, questions: Sequence[Question], path: Path, *, batch_size: int = 8, on_progress: Progress | None = None
     ) -> list[EvaluatedAnswer]:
         """Answer and measure the questions that the record at `path` lacks; returns every answer, in the questions'
         order.
-
-        `on_step` is called with the title of the method that measures.
 
         Raises:
             BindingMismatchError: the record belongs to a run with other settings; the message names them.
             InputError: questions with and without context are mixed, or the run could not be continued.
         """
-        check_run(self._named, self.options, batch_size)
-        settings = self.settings(questions)
-        with JobRecord(path, settings, EvaluatedAnswer) as record:
-            record.require_continuable()  # a report is about the methods of its run, and no others
-            if any(question.key not in record.rows for question in questions):
-                self._warm_up()
-            answer = partial(self._answer, on_step=on_step)
-            return complete(record, questions, answer, batch_size=batch_size, on_progress=on_progress)
-
-    @property
-    def _named(self) -> dict[str, Estimator]:
-        return {estimator.name: estimator for estimator in self.estimators}
+        return self._kept(EvaluatedAnswer, questions, path, batch_size, on_progress)
 
     @property
     def _plans(self) -> dict[Any, float]:
@@ -187,83 +144,55 @@ class Experiment:
         The samples of the record are then there already, and need no further pass.
         """
         plans: dict[Any, float] = {}
-        for estimator in self.estimators:
+        for estimator in self.estimators.values():
             plan, temperature = getattr(estimator, "plan", None), getattr(estimator, "temperature", 1.0)
             if plan is not None and plans.get(plan) != 1.0:
                 plans[plan] = temperature
         return plans
 
-    def _warm_up(self) -> None:
+    def _begin(self, record: JobRecord[A], questions: Sequence[Question]) -> None:
         """Work that happens once per process (the self-check, loading of kernels) belongs to no question's run time."""
-        short = replace(self.options, max_tokens=2, temperature=0.0)
-        self.model.generate(
-            Phrasing().conversation(Question(question="?")), short, objective=Objective()
-        ).evidence.gradients(Objective())
+        record.require_continuable()  # a report is about the methods of its run, and no others
+        if any(question.key not in record.rows for question in questions):
+            short = replace(self.options, max_tokens=2, temperature=0.0)
+            turns = Phrasing().conversation(Question(question="?"))
+            self.model.generate(turns, short, objective=Objective()).evidence.gradients(Objective())
 
-    def _answer(self, batch: Sequence[Question], start: int, *, on_step: Step | None) -> list[EvaluatedAnswer]:
-        measured = partial(self._measure, start=start, on_step=on_step)
-        return where_it_fits(self.model, self.phrasing, batch, measured, self._unanswered)
-
-    def _measure(
+    def _answers(
         self,
+        row: type[A],
+        options: GenerationOptions,
         questions: Sequence[Question],
         conversations: Sequence[list[Message]],
-        *,
-        start: int,
-        on_step: Step | None,
-    ) -> list[EvaluatedAnswer]:
-        generate = partial(self.model.generate_batch, conversations, seeded(self.options, start), objective=Objective())
+    ) -> list[A]:
+        generate = partial(self.model.generate_batch, conversations, options, objective=Objective())
         generations, generating = timed(generate)
+        pairs = list(zip(questions, generations, strict=True))
         if self.by_sentence:
-            return [self._by_sentence(*pair) for pair in zip(questions, generations, strict=True)]
-        answers = [generation.evidence for generation in generations]
+            return [self._scored(row, *pair, token_ids=pair[1].evidence.response_ids) for pair in pairs]
         measured, drawn = measure(
-            answers,
-            self._named,
+            [generation.evidence for generation in generations],
+            self.estimators,
             plans=self._plans,
-            sampled=[row for row, one in enumerate(questions) if self.sampled is None or one.key in self.sampled.keys],
-            on_step=on_step,
+            sampled=[
+                place for place, one in enumerate(questions) if self.sampled is None or one.key in self.sampled.keys
+            ],
         )
         share = round(generating / len(questions), 3)
-        found: list[EvaluatedAnswer] = []
-        for question, generation, row, samples in zip(questions, generations, measured, drawn, strict=True):
+        found: list[A] = []
+        for (question, generation), cells, samples in zip(pairs, measured, drawn, strict=True):
             replayed = generation.evidence.gradients(Objective())  # the replay that the methods share
-            found.append(
-                _answered(
-                    question,
-                    text=generation.text,
-                    finish_reason=generation.finish_reason,
-                    token_ids=generation.evidence.response_ids,
-                    entropies=replayed.scores.entropies if replayed else (),
-                    log_probs=replayed.scores.log_probs if replayed else (),
-                    scores={name: row[name].score if name in row else _NOT_ASKED for name in self._named},
-                    milliseconds={name: cell.milliseconds for name, cell in row.items()},
-                    rows=len(questions),
-                    generation_ms=share,
-                    ablations={name: ablation(generation.evidence) for name, ablation in self.ablations.items()},
-                    samples=samples,
-                )
-            )
+            kept = {
+                "token_ids": generation.evidence.response_ids,
+                "entropies": replayed.scores.entropies if replayed else (),
+                "log_probs": replayed.scores.log_probs if replayed else (),
+                "scores": {name: cells[name].score if name in cells else _NOT_ASKED for name in self.estimators},
+                "milliseconds": {name: cell.milliseconds for name, cell in cells.items()},
+                "ablations": {name: ablation(generation.evidence) for name, ablation in self.ablations.items()},
+                "samples": samples,
+            }
+            found.append(self._scored(row, question, generation, rows=len(questions), generation_ms=share, **kept))
         return found
-
-    def _by_sentence(self, question: Question, generation: Generation) -> EvaluatedAnswer:
-        evidence, score = generation.evidence, partial(scores_of, self._named)
-        return _answered(
-            question,
-            text=generation.text,
-            finish_reason=generation.finish_reason,
-            token_ids=evidence.response_ids,
-            **sentence_fields(self.model, evidence, score, self._named),
-        )
-
-    def _unanswered(self, question: Question, reason: str) -> EvaluatedAnswer:
-        none = AnswerScore(uncertainty=None, reason=reason)
-        return _answered(question, text=None, scores=dict.fromkeys(self._named, none))
 
 
 _NOT_ASKED = AnswerScore(uncertainty=None, reason="the question is not among those that samples are drawn for")
-
-
-def _answered(question: Question, **fields: Any) -> EvaluatedAnswer:
-    given = {"references": question.answers, "kind": question.kind, "context": question.context}
-    return EvaluatedAnswer.to(question, **given, **fields)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,47 @@ _BLOCK = 2_000_000
 """Entries of a weight matrix that are handled at once: resamples x answers."""
 
 Metric = Callable[[Tally], Floats]
-Clusters = Sequence[int]
-"""For each row the number of the answer that it is a sentence of; none: rows are answers."""
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """How questions are drawn with replacement, `count` times.
+
+    The draw depends on the seed, the number of questions and the name of the `data` alone: all methods meet the same
+    resamples, and so do several models on the same questions, whose answers are not independent of each other.
+    `clusters` has for each row the number of the answer that it is a sentence of; without it, rows are answers.
+    """
+
+    data: str = ""
+    count: int = RESAMPLES
+    seed: int = 0
+    clusters: Sequence[int] = ()
+
+    def weights(self, n: int) -> Iterator[Ints]:
+        """Blocks of weights [some resamples, n]: how often each of n rows is drawn; of questions, a row sums to n."""
+        if self.clusters:
+            names, places = np.unique(np.asarray(self.clusters), return_inverse=True)
+            for weights in replace(self, clusters=()).weights(len(names)):
+                yield weights[:, places]
+            return
+        rng = np.random.default_rng([self.seed, n, zlib.crc32(self.data.encode(errors="backslashreplace"))])
+        rows = max(1, _BLOCK // n)
+        for start in range(0, self.count, rows):
+            size = min(rows, self.count - start)
+            drawn = rng.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
+            yield np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n)
+
+    def of(self, rows: Sequence[int]) -> Resampling:
+        """The same for some of the rows."""
+        return replace(self, clusters=[self.clusters[row] for row in rows] if self.clusters else ())
+
+    def estimate(self, n: int, measure: Callable[[Floats], Floats]) -> Estimate:
+        """A figure of n rows with its interval; `measure` reads it off weights [resamples, n]."""
+        whole = float(measure(np.ones((1, n)))[0])
+        return estimate(whole, np.concatenate([measure(weights.astype(np.float64)) for weights in self.weights(n)]))
+
+
+ONCE = Resampling()
 
 
 @dataclass(frozen=True)
@@ -53,45 +92,19 @@ class Estimate:
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
-def resamples(
-    n: int, *, data: str = "", count: int = RESAMPLES, seed: int = 0, clusters: Clusters = ()
-) -> Iterator[Ints]:
-    """Blocks of weights [some resamples, n]: how often each of n questions is drawn; every row sums to n.
-
-    The draw depends on seed, n and the name of the `data` alone: all methods meet the same resamples, and so do
-    several models on the same questions, whose answers are not independent of each other.
-    """
-    if clusters:
-        names, places = np.unique(np.asarray(clusters), return_inverse=True)
-        for weights in resamples(len(names), data=data, count=count, seed=seed):
-            yield weights[:, places]
-        return
-    rng = np.random.default_rng([seed, n, zlib.crc32(data.encode(errors="backslashreplace"))])
-    rows = max(1, _BLOCK // n)
-    for start in range(0, count, rows):
-        size = min(rows, count - start)
-        drawn = rng.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
-        yield np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n)
-
-
 def bootstrap(
     metrics: Mapping[str, Metric],
     uncertainties: Sequence[float | None],
     correct: Sequence[bool],
-    *,
-    data: str = "",
-    count: int = RESAMPLES,
-    seed: int = 0,
-    clusters: Clusters = (),
+    drawn: Resampling = ONCE,
 ) -> dict[str, Estimate]:
     """Rank metrics (`Tally.auroc`, `Tally.aurc`, ...) of one method with their intervals, from one set of resamples."""
     whole = tally(uncertainties, correct)
-    blocks: dict[str, list[Floats]] = {name: [] for name in metrics}
-    for weights in resamples(len(correct), data=data, count=count, seed=seed, clusters=clusters):
-        counted = tally(uncertainties, correct, weights)
-        for name, metric in metrics.items():
-            blocks[name].append(metric(counted))
-    return {name: estimate(float(m(whole)[0]), np.concatenate(blocks[name])) for name, m in metrics.items()}
+    counts = [tally(uncertainties, correct, weights) for weights in drawn.weights(len(correct))]
+    return {
+        name: estimate(float(metric(whole)[0]), np.concatenate([metric(counted) for counted in counts]))
+        for name, metric in metrics.items()
+    }
 
 
 def paired_difference(
@@ -99,19 +112,14 @@ def paired_difference(
     one: Sequence[float | None],
     other: Sequence[float | None],
     correct: Sequence[bool],
-    *,
-    data: str = "",
-    count: int = RESAMPLES,
-    seed: int = 0,
-    clusters: Clusters = (),
+    drawn: Resampling = ONCE,
 ) -> dict[str, Estimate]:
     """metric(one) - metric(other) on the answers that both have scored, resampled together.
 
     An answer without one of the two scores is left out of both, or the metrics would be of different questions.
     """
-    both = [a is not None and b is not None for a, b in zip(one, other, strict=True)]
-    first = bootstrap(metrics, _where(one, both), correct, data=data, count=count, seed=seed, clusters=clusters)
-    second = bootstrap(metrics, _where(other, both), correct, data=data, count=count, seed=seed, clusters=clusters)
+    pairs = [(None, None) if None in pair else pair for pair in zip(one, other, strict=True)]
+    first, second = (bootstrap(metrics, [pair[i] for pair in pairs], correct, drawn) for i in (0, 1))
     return {name: combined([first[name], second[name]], [1.0, -1.0]) for name in metrics}
 
 
@@ -141,10 +149,6 @@ def estimate(value: float, replicates: Floats) -> Estimate:
         return Estimate(value, None, None, replicates)
     low, high = np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Estimate(value, float(low), float(high), replicates)
-
-
-def _where(values: Sequence[float | None], kept: Sequence[bool]) -> list[float | None]:
-    return [value if keep else None for value, keep in zip(values, kept, strict=True)]
 
 
 FOLDS = 5
@@ -184,19 +188,14 @@ def crossfitted(uncertainties: Sequence[float | None], correct: Sequence[bool]) 
     return found
 
 
-def brier(
-    confidence: Floats, correct: Sequence[bool], *, data: str = "", count: int = RESAMPLES, clusters: Clusters = ()
-) -> Estimate:
+def brier(confidence: Floats, correct: Sequence[bool], drawn: Resampling = ONCE) -> Estimate:
     """Mean squared difference of P(correct) and the grade (0 or 1), in [0, 1], lower is better; scored answers only."""
     scored, right = np.isfinite(confidence), np.asarray(correct, dtype=np.float64)
-    squares = np.where(scored, (np.where(scored, confidence, 0.0) - right) ** 2, 0.0)
-    columns = np.stack([squares, scored.astype(np.float64)], axis=1)
-    return _of_sums(columns, lambda sums: divide(sums[:, 0], sums[:, 1]), data=data, count=count, clusters=clusters)
+    squares = np.where(scored, (confidence - right) ** 2, 0.0)
+    return drawn.estimate(len(right), lambda weights: divide(weights @ squares, weights @ scored.astype(np.float64)))
 
 
-def expected_calibration_error(
-    confidence: Floats, correct: Sequence[bool], *, data: str = "", count: int = RESAMPLES, clusters: Clusters = ()
-) -> Estimate:
+def expected_calibration_error(confidence: Floats, correct: Sequence[bool], drawn: Resampling = ONCE) -> Estimate:
     """Mean |accuracy - P(correct)| over ten bins of equal width, weighted by their answers; in [0, 1], lower better.
 
     It is never quite 0 in a finite sample, even for perfect probabilities.
@@ -204,13 +203,12 @@ def expected_calibration_error(
     """
     scored, right = np.isfinite(confidence), np.asarray(correct, dtype=np.float64)
     member = np.eye(BINS + 1)[_bins(confidence)][:, :BINS]
-    gap = np.where(scored, right - np.where(scored, confidence, 0.0), 0.0)
-    columns = np.concatenate([member * gap[:, None], member], axis=1)
+    gaps = member * np.where(scored, right - confidence, 0.0)[:, None]
 
-    def measure(sums: Floats) -> Floats:
-        return divide(np.abs(sums[:, :BINS]).sum(axis=1), sums[:, BINS:].sum(axis=1))
+    def measure(weights: Floats) -> Floats:
+        return divide(np.abs(weights @ gaps).sum(axis=1), (weights @ member).sum(axis=1))
 
-    return _of_sums(columns, measure, data=data, count=count, clusters=clusters)
+    return drawn.estimate(len(right), measure)
 
 
 def reliability(confidence: Floats, correct: Sequence[bool]) -> Reliability:
@@ -231,13 +229,3 @@ def _bins(confidence: Floats) -> NDArray[np.int64]:
     scored = np.isfinite(confidence)
     inside = np.minimum((np.where(scored, confidence, 0.0) * BINS).astype(np.int64), BINS - 1)
     return np.where(scored, inside, BINS)
-
-
-def _of_sums(
-    columns: Floats, measure: Callable[[Floats], Floats], *, data: str, count: int, clusters: Clusters
-) -> Estimate:
-    """A function of column sums [resamples, columns], with its interval."""
-    value = measure(columns.sum(axis=0, keepdims=True))[0]
-    drawn = resamples(len(columns), data=data, count=count, clusters=clusters)
-    blocks = [measure(weights.astype(np.float64) @ columns) for weights in drawn]
-    return estimate(float(value), np.concatenate(blocks))

@@ -20,9 +20,6 @@ from semgrad_guard.questions.run import kept_score, observing_first
 
 _DIGITS = 6  # of a sample's log-probabilities
 
-Step = Callable[[str], None]
-"""Told the title of the method that is measured now."""
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -38,7 +35,6 @@ def measure(
     *,
     plans: Mapping[Any, float],
     sampled: Sequence[int],
-    on_step: Step | None = None,
 ) -> tuple[list[dict[str, Cell]], list[tuple[SampleSet, ...]]]:
     """For every answer each method's cell, by name, and the samples of each plan, at the temperature in `plans`.
 
@@ -53,8 +49,6 @@ def measure(
     common: dict[Hashable, float] = {}
     for name in observing_first(estimators):
         estimator = estimators[name]
-        if on_step is not None:
-            on_step(estimator.title)
         rows, plan = drawing if isinstance(estimator, AskingEstimator) else whole, getattr(estimator, "plan", None)
         if not rows:
             continue

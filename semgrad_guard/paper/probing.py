@@ -32,14 +32,7 @@ from semgrad_guard.grading import AnswerGrader, AnswerToGrade
 from semgrad_guard.grading.grader import ABSTAINED
 from semgrad_guard.guard import template_name
 from semgrad_guard.metrics import auroc
-from semgrad_guard.paper.probe_record import (
-    GradedGrid,
-    Probe,
-    Recommendation,
-    Table,
-    with_answers,
-    without_answers,
-)
+from semgrad_guard.paper.probe_record import GradedGrid, Probe, Recommendation, Table, with_answers, without_answers
 from semgrad_guard.questions.answered import Answer
 from semgrad_guard.questions.data import Question, with_paraphrases
 from semgrad_guard.questions.job_record import JobRecord, Progress, unwatched
@@ -274,10 +267,7 @@ def probe(
         across=_rows(sums.similarity_across),
         graded=graded,
         semantic_token=TokenChoice(
-            offset=recommendation.offset,
-            template=identity.template,
-            model=identity.name,
-            reason=recommendation.reason,
+            offset=recommendation.offset, template=identity.template, model=identity.name, reason=recommendation.reason
         ),
     )
 

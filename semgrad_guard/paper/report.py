@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,6 @@ def write_report(
     title: str = "How well the guard knows",
     count: int = RESAMPLES,
     splits: int = SPLITS,
-    tell: Callable[[str], object] = lambda _: None,
 ) -> Path:
     """Write `report.html` and `tables/*.csv` into a folder, which is made if it is not there.
 
@@ -58,7 +57,6 @@ def write_report(
         title: the page's heading.
         count: bootstrap resamples behind every interval.
         splits: random halves behind the coverage at a guaranteed error rate.
-        tell: called with the current step, for a progress display.
 
     Returns:
         The path of the HTML file.
@@ -73,12 +71,10 @@ def write_report(
     target = Path(folder) / FILE
     require_drawable(target.with_suffix(".svg"))
     require_writable(target)
-    summaries = [summarize(run, count=count, splits=splits, tell=tell) for run in given]
+    summaries = [summarize(run, count=count, splits=splits) for run in given]
     promised, tables = guaranteed_tables(summaries), all_tables(summaries)
     for table in (*promised, *tables):
-        tell(f"{table.key}.csv")
         _write(target.parent / TABLES / f"{table.key}.csv", table.csv())
-    tell(FILE)
     environment = Environment(
         loader=PackageLoader("semgrad_guard", "paper"),
         autoescape=True,
@@ -137,14 +133,13 @@ def is_report(path: Path) -> bool:
 
 def _figures(summary: RunSummary, name: str) -> list[Figure]:
     run = summary.run
-    confidence = {method: entry.confidence for method, entry in summary.methods.items()}
     drawn = [
         (
             figures.risk_coverage_figure(run),
             f"Risk against coverage, {run.title}. The lower a curve, the fewer of the answers let through are wrong.",
         ),
         (
-            figures.reliability_figure(run, confidence),
+            figures.reliability_figure(run, summary.confidence),
             f"Reliability, {run.title}: P(correct) as said against the share that is right, with exact 95% intervals; "
             "larger dots stand for more answers. On the diagonal it is honest.",
         ),

@@ -73,37 +73,43 @@ class Results:
         decides, *beside = self.grades
         model = title_of(str(self.settings["model"]))
         places = {key: place for place, key in enumerate(dict.fromkeys(a.part_of for a in answers))}
-        by_sentence = self.settings.get("by") == "sentence"
+        measured = {name: title for name, title in self.titles.items() if title not in self.unfitted}
+        costs: dict[str, Any] = {}
+        if self.settings.get("by") != "sentence":
+            costs = {
+                "milliseconds": {  # None where the question was not put to the method, and 0 without an answer
+                    title: [a.milliseconds.get(name, 0.0 if a.text is None else None) for a in answers]
+                    for name, title in measured.items()
+                },
+                "generation_ms": [a.generation_ms for a in answers],
+                "mean_entropy": [a.mean_entropy for a in answers],
+            }
+        settings = {
+            **self.settings,
+            "grader": decides,
+            "questions": len(self.answers),
+            **({"right means": means} if (means := right_means(decides)) else {}),
+            "left out: abstained": len(self.answers) - len(self._claims),
+            "left out: no verdict": len(self._claims) - len(answers),
+            "no verdict: counted as wrong": self.ungraded.get(decides, 0) if is_final(decides) else 0,
+            "without an answer": sum(a.text is None for a in answers),
+            "answers generated together": sorted({a.rows for a in answers}),
+        }
+        if FusedStates.name in self.titles:
+            fitted = "five-fold cross-validation on these answers"
+            settings[FusedStates.title] = f"left out. {reason}" if (reason := self._learned[1]) else fitted
         return GradedRun(
             title=f"{model} on {self.data}",
             model=model,
             data=self.data,
-            scores={t: [self._uncertainty(name, i) for i in self.kept] for name, t in self._measured.items()},
+            scores={title: [self._uncertainty(name, i) for i in self.kept] for name, title in measured.items()},
             correct=correct,
-            milliseconds={}
-            if by_sentence
-            else {  # None where the question was not put to the method, and 0 without an answer
-                title: [a.milliseconds.get(name, 0.0 if a.text is None else None) for a in answers]
-                for name, title in self._measured.items()
-            },
-            generation_ms=[] if by_sentence else [a.generation_ms for a in answers],
-            mean_entropy=[] if by_sentence else [a.mean_entropy for a in answers],
             kinds=[a.kind for a in answers],
             clusters=[places[a.part_of] for a in answers if a.part_of is not None],
             other_graders=dict(zip(beside, others, strict=True)),
             ablations={name: [a.ablations.get(name) for a in answers] for name in self.settings.get("ablations", ())},
-            settings={
-                **self.settings,
-                "grader": decides,
-                "questions": len(self.answers),
-                **({"right means": means} if (means := right_means(decides)) else {}),
-                "left out: abstained": len(self.answers) - len(self._claims),
-                "left out: no verdict": len(self._claims) - len(answers),
-                "no verdict: counted as wrong": self.ungraded.get(decides, 0) if is_final(decides) else 0,
-                "without an answer": sum(a.text is None for a in answers),
-                "answers generated together": sorted({a.rows for a in answers}),
-                **self._note,
-            },
+            settings=settings,
+            **costs,
         )
 
     @cached_property
@@ -121,18 +127,6 @@ class Results:
         """Why FusedStates has no scores, by its title: nothing where it has some, or was not requested."""
         reason = self._learned[1] if FusedStates.name in self.titles else None
         return {} if reason is None else {FusedStates.title: reason}
-
-    @property
-    def _measured(self) -> dict[str, str]:
-        return {name: title for name, title in self.titles.items() if title not in self.unfitted}
-
-    @property
-    def _note(self) -> dict[str, str]:
-        if FusedStates.name not in self.titles:
-            return {}
-        reason = self._learned[1]
-        fitted = "five-fold cross-validation on these answers"
-        return {FusedStates.title: fitted if reason is None else f"left out. {reason}"}
 
     def write_csv(self, path: Path) -> Path:
         """One row per question: question, answer, every grader's verdict, every method's score and cost."""

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from semgrad_guard.metrics import Floats, Tally
 from semgrad_guard.paper import published
 from semgrad_guard.paper.graded import GradedRun
-from semgrad_guard.paper.guarantee import (
-    ALPHAS,
-    SPLITS,
-    GuaranteedCoverage,
-    fewest_questions,
-    guaranteed_coverage,
-)
+from semgrad_guard.paper.guarantee import ALPHAS, SPLITS, GuaranteedCoverage, fewest_questions, guaranteed_coverage
 from semgrad_guard.paper.intervals import (
     RESAMPLES,
     Estimate,
     Metric,
+    Resampling,
     bootstrap,
     brier,
     combined,
     crossfitted,
-    estimate,
     expected_calibration_error,
     paired_difference,
-    resamples,
 )
 
 COVERAGES = (0.3, 0.5, 0.7, 0.9)
@@ -43,133 +36,103 @@ QUALITY: Mapping[str, Metric] = {
 }
 
 Scores = Sequence[float | None]
-
-
-@dataclass(frozen=True)
-class MethodSummary:
-    """One method on one run.
-
-    `quality` has "auroc", "aurc", "prr" and "accuracy at 0.5" (and so on); `difference` "auroc" and "aurc" minus
-    HybridGrad's, on the answers that both have scored (empty where HybridGrad is not there); `brier` and `ece` are of
-    the cross-fitted P(correct), `confidence` [answers]; `guaranteed` is keyed by alpha, None where there is nothing to
-    split; `unscored` counts the answers without a score. Shares are of the questions that were put to the method.
-    """
-
-    quality: Mapping[str, Estimate]
-    difference: Mapping[str, Estimate]
-    confidence: Floats
-    brier: Estimate
-    ece: Estimate
-    guaranteed: Mapping[float, GuaranteedCoverage | None]
-    unscored: int
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run and its figures. AUROC by `ablations` (variant), `graders` (grader -> method) and `kinds` (kind ->
-    method); `run_time` in milliseconds in addition to plain generation, `generation` that of plain generation (None
-    where it was not recorded)."""
+    """A run and its figures, by method; shares are of the questions that were put to the method.
+
+    `measured` has, by measure and method, "auroc", "aurc", "prr", "accuracy at 0.5" (and so on); "auroc" and "aurc
+    difference", minus HybridGrad's on the answers that both have scored (of none where HybridGrad is not there);
+    "brier" and "ece" of the cross-fitted P(correct), `confidence` [answers]; and "run time" in milliseconds in addition
+    to plain generation, whose own is `generation` (None where it was not recorded). `guaranteed` is keyed by alpha too,
+    None where there is nothing to split; `unscored` counts the answers without a score. AUROC by `ablations` (variant),
+    `graders` (grader -> method) and `kinds` (kind -> method).
+    """
 
     run: GradedRun
-    methods: Mapping[str, MethodSummary]
+    measured: Mapping[str, Mapping[str, Estimate]]
+    confidence: Mapping[str, Floats]
+    guaranteed: Mapping[float, Mapping[str, GuaranteedCoverage | None]]
+    unscored: Mapping[str, int]
     ablations: Mapping[str, Estimate]
     graders: Mapping[str, Mapping[str, Estimate]]
     kinds: Mapping[str, Mapping[str, Estimate]]
-    run_time: Mapping[str, Estimate]
     generation: Estimate | None
 
-    @property
-    def alphas(self) -> list[float]:
-        """The error rates whose promise was measured."""
-        return list(next(iter(self.methods.values())).guaranteed)
 
+def summarize(run: GradedRun, *, count: int = RESAMPLES, splits: int = SPLITS) -> RunSummary:
+    """Measure a run, by `count` bootstrap resamples and, for coverage at a guaranteed error rate, so many `splits`."""
+    drawn = Resampling(run.data, count, clusters=run.clusters)
+    titles, everything = published.in_order(run.scores), range(run.n)
 
-def summarize(
-    run: GradedRun,
-    *,
-    count: int = RESAMPLES,
-    splits: int = SPLITS,
-    tell: Callable[[str], object] = lambda _: None,
-) -> RunSummary:
-    """Measure a run.
+    def auroc(scores: Scores, correct: Sequence[bool], rows: Sequence[int] = everything, data: str = "") -> Estimate:
+        """The AUROC on some of the rows, which are a data set of their own if it is named."""
+        part = drawn.of(rows) if not data else replace(drawn.of(rows), data=data)
+        return bootstrap(AUROC, _at(scores, rows), _at(correct, rows), part)["auroc"]
 
-    Args:
-        run: the graded answers.
-        count: bootstrap resamples.
-        splits: halves for the coverage at a guaranteed error rate.
-        tell: called with the current measurement, for a progress display.
-    """
-    methods: dict[str, MethodSummary] = {}
-    ours: dict[str, Estimate] | None = None
-    drawn: dict[str, Any] = {"data": run.data, "count": count, "clusters": run.clusters}
-    for title in sorted(published.in_order(run.scores), key=lambda method: method != published.OURS):
-        tell(f"{run.title}: {title}")
-        rows = run.put_to(title)
-        scores, correct = [run.scores[title][row] for row in rows], [run.correct[row] for row in rows]
-        of_answers = [run.clusters[row] for row in rows] if run.clusters else ()
-        quality = bootstrap(QUALITY, scores, correct, data=run.data, count=count, clusters=of_answers)
-        ours = quality if title == published.OURS else ours
-        confidence = crossfitted(run.scores[title], run.correct)
-        methods[title] = MethodSummary(
-            quality=quality,
-            difference={} if ours is None else _difference(run, title, quality, ours, count),
-            confidence=confidence,
-            brier=brier(confidence, run.correct, **drawn),
-            ece=expected_calibration_error(confidence, run.correct, **drawn),
-            guaranteed={
-                a: None if run.clusters else guaranteed_coverage(scores, correct, alpha=a, splits=splits)
-                for a in ALPHAS
-            },
-            unscored=sum(score is None for score in run.scores[title]),
-        )
-    tell(f"{run.title}: graders, kinds of questions and run times")
+    def mean_time(milliseconds: Sequence[float | None]) -> Estimate:
+        times = np.array([time for time in milliseconds if time is not None], dtype=np.float64)
+        own = replace(drawn, clusters=())
+        return own.estimate(len(times), lambda weights: weights @ times / len(times))
+
+    def guaranteed(title: str, alpha: float) -> GuaranteedCoverage | None:
+        scores, correct = (_at(column, run.put_to(title)) for column in (run.scores[title], run.correct))
+        return None if run.clusters else guaranteed_coverage(scores, correct, alpha=alpha, splits=splits)
+
+    rows = {title: run.put_to(title) for title in titles}
+    quality = {
+        title: bootstrap(QUALITY, _at(run.scores[title], some), _at(run.correct, some), drawn.of(some))
+        for title, some in rows.items()
+    }
+    confidence = {title: crossfitted(run.scores[title], run.correct) for title in titles}
+    measured = {name: {title: found[name] for title, found in quality.items()} for name in QUALITY}
+    compared = titles if published.OURS in titles else []
+    differences = {title: _difference(run, title, quality, drawn) for title in compared}
+    for name in COMPARED:
+        measured[f"{name} difference"] = {title: found[name] for title, found in differences.items()}
+    measured["brier"] = {title: brier(found, run.correct, drawn) for title, found in confidence.items()}
+    measured["ece"] = {
+        title: expected_calibration_error(found, run.correct, drawn) for title, found in confidence.items()
+    }
+    timed = published.in_order(run.milliseconds)
+    measured["run time"] = {title: mean_time(run.milliseconds[title]) for title in timed}
+    kinds = {
+        kind: [row for row, found in enumerate(run.kinds) if found == kind]
+        for kind in sorted({kind for kind in run.kinds if kind is not None})
+    }
     return RunSummary(
         run=run,
-        methods={title: methods[title] for title in published.in_order(methods)},
-        ablations={name: _auroc(run, scores, run.correct, count) for name, scores in run.ablations.items()},
+        measured=measured,
+        confidence=confidence,
+        guaranteed={alpha: {title: guaranteed(title, alpha) for title in titles} for alpha in ALPHAS},
+        unscored={title: sum(score is None for score in run.scores[title]) for title in titles},
+        ablations={name: auroc(scores, run.correct) for name, scores in run.ablations.items()},
         graders={
-            grader: {m: _auroc(run, run.scores[m], labels, count) for m in published.in_order(run.scores)}
+            grader: {title: auroc(run.scores[title], labels) for title in titles}
             for grader, labels in run.other_graders.items()
         },
         kinds={
-            kind: {m: _within(run, run.scores[m], kind, count) for m in published.in_order(run.scores)}
-            for kind in sorted({kind for kind in run.kinds if kind is not None})
+            kind: {title: auroc(run.scores[title], run.correct, some, f"{run.data}, {kind}") for title in titles}
+            for kind, some in kinds.items()
         },
-        run_time={
-            m: _mean_time(run, [time for time in run.milliseconds[m] if time is not None], count)
-            for m in published.in_order(run.milliseconds)
-        },
-        generation=_mean_time(run, run.generation_ms, count) if run.generation_ms else None,
+        generation=mean_time(run.generation_ms) if run.generation_ms else None,
     )
 
 
 def _difference(
-    run: GradedRun, title: str, quality: dict[str, Estimate], ours: dict[str, Estimate], count: int
+    run: GradedRun, title: str, quality: Mapping[str, Mapping[str, Estimate]], drawn: Resampling
 ) -> dict[str, Estimate]:
     """Minus HybridGrad's; the replicates are there already where no score is missing."""
     mine, theirs = run.scores[title], run.scores[published.OURS]
     if None in mine or None in theirs:
-        drawn: dict[str, Any] = {"data": run.data, "count": count, "clusters": run.clusters}
-        return paired_difference(COMPARED, mine, theirs, run.correct, **drawn)
-    return {name: combined([quality[name], ours[name]], [1.0, -1.0]) for name in COMPARED}
+        return paired_difference(COMPARED, mine, theirs, run.correct, drawn)
+    return {name: combined([quality[title][name], quality[published.OURS][name]], [1.0, -1.0]) for name in COMPARED}
 
 
-def _within(run: GradedRun, scores: Scores, kind: str, count: int) -> Estimate:
-    rows = [row for row, found in enumerate(run.kinds) if found == kind]
-    data = f"{run.data}, {kind}"
-    of_answers = [run.clusters[i] for i in rows] if run.clusters else ()
-    columns = [scores[i] for i in rows], [run.correct[i] for i in rows]
-    return bootstrap(AUROC, *columns, data=data, count=count, clusters=of_answers)["auroc"]
-
-
-def _auroc(run: GradedRun, scores: Scores, correct: Sequence[bool], count: int) -> Estimate:
-    return bootstrap(AUROC, scores, correct, data=run.data, count=count, clusters=run.clusters)["auroc"]
-
-
-def _mean_time(run: GradedRun, milliseconds: Sequence[float], count: int) -> Estimate:
-    times = np.asarray(milliseconds, dtype=np.float64)
-    blocks = [weights @ times / len(times) for weights in resamples(len(times), data=run.data, count=count)]
-    return estimate(float(times.mean()), np.concatenate(blocks))
+def _at(column: Sequence[T], rows: Sequence[int]) -> list[T]:
+    return [column[row] for row in rows]
 
 
 @dataclass(frozen=True)
@@ -198,9 +161,8 @@ class Standing:
 def standing(summary: RunSummary) -> Standing | None:
     """Which methods beat HybridGrad's AUROC on a run, which it beats, and which are too close to tell."""
     found = Standing([], [], [])
-    for method, entry in summary.methods.items():
-        difference = entry.difference.get("auroc")
-        if method == published.OURS or difference is None or difference.value is None or difference.low is None:
+    for method, difference in summary.measured["auroc difference"].items():
+        if method == published.OURS or difference.value is None or difference.low is None:
             continue
         if not difference.excludes_zero:
             found.undecided.append(method)
@@ -212,8 +174,8 @@ def standing(summary: RunSummary) -> Standing | None:
 def promises(summary: RunSummary) -> list[Promised]:
     """One entry per alpha; none for a single question, which cannot be split."""
     found: list[Promised] = []
-    for alpha in summary.alphas:
-        coverage = {m: g.mean_coverage for m, s in summary.methods.items() if (g := s.guaranteed[alpha]) is not None}
+    for alpha, guarded in summary.guaranteed.items():
+        coverage = {method: found.mean_coverage for method, found in guarded.items() if found is not None}
         if coverage:
             best = max(coverage, key=lambda method: (coverage[method], method == published.OURS))
             needed = fewest_questions(alpha=alpha)

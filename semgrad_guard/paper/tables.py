@@ -1,106 +1,210 @@
-"""Every table of the report, from the summaries of its runs."""
+"""Every table of the report, from the summaries of its runs: estimates by method, and the best of each column marked.
+
+Titles and explanations are in `tables.toml`.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
+from semgrad_guard.files import table_of
 from semgrad_guard.paper import published
-from semgrad_guard.paper.guarantee import DELTA, GuaranteedCoverage
-from semgrad_guard.paper.intervals import Estimate, estimate, known, mean
-from semgrad_guard.paper.summary import COVERAGES, MethodSummary, RunSummary
-from semgrad_guard.paper.table import NOTHING, Better, Cell, Column, Row, Table, marked
+from semgrad_guard.paper.guarantee import GuaranteedCoverage
+from semgrad_guard.paper.intervals import Estimate, combined, estimate, known, mean
+from semgrad_guard.paper.summary import COVERAGES, RunSummary
+from semgrad_guard.questions.data_files import first_line
 
+_TEXTS: Mapping[str, Mapping[str, str]] = table_of("semgrad_guard.paper", "tables.toml")
+
+Better = Literal["higher", "lower"] | None
+Mark = Literal["best", "tied", ""]
+NOTHING = estimate(float("nan"), np.full(1, np.nan))
+"""An entry that is undefined."""
 AVERAGE = "Avg."
 
-Pick = Callable[[MethodSummary], Estimate]
-Entry = Callable[[str], Cell]
-"""The entry of a column in the row of this name."""
+
+@dataclass(frozen=True)
+class Cell:
+    """An entry. `note` tells why an undefined one is undefined; `mark` is "best" in its column, or "tied" with it."""
+
+    estimate: Estimate = NOTHING
+    note: str = ""
+    mark: Mark = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its cells by the names of the rows, its `name` under a `group`, and how its numbers are written.
+
+    Numbers are printed times `scale` with `digits` decimals, with a sign if `signed`. `better` tells which way is good,
+    None if neither is. `reference` columns hold the figures of other people, which are not marked.
+    """
+
+    name: str
+    cells: Mapping[str, Cell]
+    group: str = ""
+    better: Better = None
+    scale: float = 100.0
+    digits: int = 1
+    signed: bool = False
+    reference: bool = False
+
+    def text(self, value: float | None) -> str:
+        """The number as printed; a dash for none."""
+        if value is None:
+            return "–"
+        rounded = round(self.scale * value, self.digits) + 0.0
+        return f"{rounded:{'+' if self.signed else ''},.{self.digits}f}".replace("-", "−")
+
+    def marked(self) -> Column:
+        """The best entry marked, and those whose difference to it may be chance: its interval holds zero."""
+        values = {name: cell.estimate.value for name, cell in self.cells.items()}
+        defined = {name: value for name, value in values.items() if value is not None}
+        if self.better is None or self.reference or len({*defined.values()}) < 2:
+            return self
+        first = (max if self.better == "higher" else min)(defined, key=defined.__getitem__)
+        best = self.cells[first].estimate
+        cells = {name: replace(cell, mark=_mark(cell.estimate, best)) for name, cell in self.cells.items()}
+        return replace(self, cells=cells)
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether an entry has an interval."""
+        return any(cell.estimate.low is not None for cell in self.cells.values())
+
+
+def _mark(mine: Estimate, best: Estimate) -> Mark:
+    if mine.value is None:
+        return ""
+    if mine.value == best.value:
+        return "best"
+    if len(mine.replicates) != len(best.replicates) or mine.low is None:
+        return ""
+    return "" if combined([mine, best], [1.0, -1.0]).excludes_zero else "tied"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: its columns, and the `names` of its rows. `key` names its CSV file, `notes` are printed below it."""
+
+    key: str
+    title: str
+    columns: tuple[Column, ...]
+    names: tuple[str, ...]
+    explanation: str = ""
+    notes: tuple[str, ...] = ()
+    first: str = "Method"
+
+    def groups(self) -> list[tuple[str, int]]:
+        """(group, number of columns), for a heading above the columns; [] if no column has a group."""
+        spans = [(group, len([*columns])) for group, columns in groupby(self.columns, attrgetter("group"))]
+        return spans if any(group for group, _ in spans) else []
+
+    def reasons(self) -> list[str]:
+        """Why entries are undefined, each reason once."""
+        cells = [column.cells[name] for name in self.names for column in self.columns]
+        return list(dict.fromkeys(cell.note for cell in cells if cell.note and cell.estimate.value is None))
+
+    def parts(self, width: int) -> list[Table]:
+        """The table in pieces of at most `width` columns where groups allow it, for paper; groups stay whole."""
+        pieces: list[list[Column]] = [[]]
+        for _, columns in groupby(self.columns, attrgetter("group")):
+            group = [*columns]
+            if pieces[-1] and len(pieces[-1]) + len(group) > width:
+                pieces.append([])
+            pieces[-1] += group
+        return [replace(self, columns=tuple(piece)) for piece in pieces]
+
+    def csv(self) -> str:
+        """The numbers as they are (not times `scale`), each with its interval; empty where undefined."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        titles = [f"{column.group}: {column.name}" if column.group else column.name for column in self.columns]
+        writer.writerow([self.first, *(f"{title}{part}" for title in titles for part in ("", " (low)", " (high)"))])
+        for name in self.names:
+            found = [column.cells[name].estimate for column in self.columns]
+            numbers = [number for one in found for number in (one.value, one.low, one.high)]
+            writer.writerow([name, *("" if number is None else repr(float(number)) for number in numbers)])
+        return text.getvalue()
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file is a table of a report: its columns come in threes, a number and the ends of its interval."""
+    line = first_line(path).decode(errors="replace")
+    header = [name for row in csv.reader([line]) for name in row]
+    return len(header) > 1 and all(
+        header[i + 1 : i + 3] == [f"{header[i]} (low)", f"{header[i]} (high)"] for i in range(1, len(header), 3)
+    )
 
 
 def all_tables(summaries: Sequence[RunSummary]) -> list[Table]:
     """The tables over all runs, in the report's order; those without data are left out."""
-    tables = [
-        auroc(summaries),
-        differences(summaries),
-        aurc(summaries),
-        prr(summaries),
-        accuracy(summaries),
-        confidence(summaries),
-        ablation(summaries),
-        run_time(summaries),
-        graders(summaries),
-        kinds(summaries),
-    ]
-    return [table for table in tables if table is not None]
+    made = (auroc, differences, aurc, prr, accuracy, confidence, ablation, run_time, graders, kinds)
+    return [table for make in made if (table := make(summaries)) is not None]
 
 
 def guaranteed_tables(summaries: Sequence[RunSummary]) -> list[Table]:
     """Coverage at a guaranteed error rate: one table a run, in the runs' order."""
-    key = "guaranteed_coverage"
-    if len(summaries) == 1:
-        return [guaranteed(summaries[0], key=key)]
-    return [guaranteed(summary, key=f"{key}_{number}") for number, summary in enumerate(summaries, start=1)]
+    tables = [guaranteed(summary) for summary in summaries]
+    if len(tables) == 1:
+        return tables
+    return [replace(table, key=f"{table.key}_{number}") for number, table in enumerate(tables, start=1)]
 
 
 def auroc(summaries: Sequence[RunSummary]) -> Table:
     """Table 1 of the paper."""
     unscored = [
-        f"{method} {found.unscored} of {s.run.n} ({s.run.title})"
+        f"{method} {count} of {s.run.n} ({s.run.title})"
         for s in summaries
-        for method, found in s.methods.items()
-        if found.unscored
+        for method, count in s.unscored.items()
+        if count
     ]
     note = f"Answers without a score are left out of AUROC and never let through: {'; '.join(unscored)}."
-    text = "How often a wrong answer is less certain than a right one, in per cent: 50 is chance."
-    table = _by_run(summaries, "table1_auroc", "AUROC", text, better="higher", reference=published.AUROC_AVERAGES)
+    table = _by_run("table1_auroc", "auroc", summaries, better="higher", reference=published.AUROC_AVERAGES)
     return replace(table, notes=(note,) if unscored else ())
 
 
 def aurc(summaries: Sequence[RunSummary]) -> Table:
     """Table 5 of the paper."""
-    text = (
-        "Error rate among the answers let through, in per cent, averaged over all shares let through. "
-        "It depends on how many answers are right: compare within a column only."
-    )
-    return _by_run(summaries, "table5_aurc", "AURC", text, better="lower", reference=published.AURC_AVERAGES)
+    return _by_run("table5_aurc", "aurc", summaries, better="lower", reference=published.AURC_AVERAGES)
 
 
 def prr(summaries: Sequence[RunSummary]) -> Table:
     """Prediction rejection ratio."""
-    text = "What rejecting the least certain answers gains, in per cent of an oracle's gain: 0 is chance."
-    return _by_run(summaries, "prr", "PRR", text, better="higher")
+    return _by_run("prr", "prr", summaries, better="higher")
 
 
 def accuracy(summaries: Sequence[RunSummary]) -> Table:
     """Accuracy of the most certain 30, 50, 70 and 90 per cent, run by run."""
-    text = "Share of right answers, in per cent, among the most certain 30, 50, 70 and 90 per cent."
     columns = [
-        (Column(f"{c:.0%}", _name(s, summaries), better="higher"), _metric(s, f"accuracy at {c:g}"))
+        Column(f"{c:.0%}", _measured(s, f"accuracy at {c:g}"), _name(s, summaries), better="higher")
         for s in summaries
         for c in COVERAGES
     ]
-    return _table("accuracy_at_coverage", "Accuracy at a coverage", text, _methods(summaries), columns)
+    return _table("accuracy_at_coverage", columns, _methods(summaries))
 
 
 def differences(summaries: Sequence[RunSummary]) -> Table | None:
     """AUROC and AURC of every method minus HybridGrad's; None if HybridGrad is in no run."""
-    compared = [s for s in summaries if published.OURS in s.methods]
+    compared = [s for s in summaries if published.OURS in s.run.scores]
     if not compared:
         return None
-    text = (
-        f"Method minus {published.OURS}, in points, on the answers that both have scored. A positive AUROC or a "
-        "negative AURC speaks for the method; where the interval holds 0, the difference may be chance."
-    )
-    columns: list[tuple[Column, Entry]] = []
-    for metric, pick in (("AUROC", _difference_in("auroc")), ("AURC", _difference_in("aurc"))):
-        columns += [(Column(_name(s, compared), metric, signed=True), _entry(s, pick)) for s in compared]
-        if len(compared) > 1:
-            columns.append((Column(AVERAGE, metric, signed=True), _average(compared, pick)))
-    others = [method for method in _methods(compared) if method != published.OURS]
-    return _table("differences", f"Differences to {published.OURS}", text, others, columns)
+    columns: list[Column] = []
+    for metric in ("auroc", "aurc"):
+        found = [_measured(s, f"{metric} difference") for s in compared]
+        look = Column("", {}, metric.upper(), signed=True)
+        columns += [replace(look, name=_name(s, compared), cells=own) for s, own in zip(compared, found, strict=True)]
+        columns += [replace(look, name=AVERAGE, cells=_average(found))] if len(compared) > 1 else []
+    return _table("differences", columns, [name for name in _methods(compared) if name != published.OURS])
 
 
 def ablation(summaries: Sequence[RunSummary]) -> Table | None:
@@ -108,24 +212,20 @@ def ablation(summaries: Sequence[RunSummary]) -> Table | None:
     ablated = [s for s in summaries if s.ablations]
     if not ablated:
         return None
-
-    def variant(s: RunSummary) -> Entry:
-        proposed = _metric(s, "auroc")
-
-        def entry(name: str) -> Cell:
-            if name == "SemGrad":
-                return proposed(name)
-            return Cell(s.ablations[name], _why_undefined(s)) if name in s.ablations else Cell()
-
-        return entry
-
-    text = "AUROC, in per cent, of SemGrad as proposed and of its variants."
-    columns = [(Column(s.run.data, s.run.model, better="higher"), variant(s)) for s in ablated]
+    columns = [
+        Column(
+            s.run.data,
+            {**_measured(s, "auroc"), **_cells(s.ablations, _why_undefined(s))},
+            s.run.model,
+            better="higher",
+        )
+        for s in ablated
+    ]
     names = ["SemGrad", *dict.fromkeys(name for s in ablated for name in s.ablations)]
-    return replace(_table("table2_ablation", "Ablation of SemGrad", text, names, columns), first="Variant")
+    return replace(_table("table2_ablation", columns, names), first="Variant")
 
 
-def guaranteed(summary: RunSummary, *, key: str = "guaranteed_coverage") -> Table:
+def guaranteed(summary: RunSummary) -> Table:
     """Coverage at a guaranteed error rate of one run."""
 
     def answered(found: GuaranteedCoverage) -> Cell:
@@ -135,90 +235,59 @@ def guaranteed(summary: RunSummary, *, key: str = "guaranteed_coverage") -> Tabl
     def over(found: GuaranteedCoverage) -> Cell:
         return Cell(note="nothing is let through") if found.nothing == 1.0 else Cell(known(found.violations))
 
-    def entry(alpha: float, read: Callable[[GuaranteedCoverage], Cell]) -> Entry:
-        def cell(method: str) -> Cell:
-            found = summary.methods[method].guaranteed[alpha]
-            return Cell(note="one question cannot be split") if found is None else read(found)
+    def cells(alpha: float, read: Callable[[GuaranteedCoverage], Cell]) -> dict[str, Cell]:
+        none = Cell(note="one question cannot be split")
+        return {name: none if one is None else read(one) for name, one in summary.guaranteed[alpha].items()}
 
-        return cell
-
-    columns: list[tuple[Column, Entry]] = []
-    for alpha in summary.alphas:
-        columns.append((Column("answered", _promise(alpha), better="higher"), entry(alpha, answered)))
-        columns.append((Column("over", _promise(alpha), digits=0), entry(alpha, over)))
-    text = (
-        "Share of all questions answered, in per cent, when the error rate among the answered is promised to stay "
-        f"within the figure above the column, with {1 - DELTA:.0%} probability. Calibrated on one half of the "
-        "questions, measured on the other: the mean over seeded halves, and the range of the middle 80 per cent of "
-        "them. “Over” is the share of halves, in per cent, whose error rate came out above the promise: about "
-        f"{100 * DELTA:.0f} or less is right; small measuring halves scatter above it."
-    )
-    table = _table(key, "Coverage at a guaranteed error rate", text, summary.methods, columns)
-    return replace(table, notes=tuple(note for alpha in summary.alphas if (note := _effect(summary, alpha))))
+    columns: list[Column] = []
+    for alpha in summary.guaranteed:
+        columns.append(Column("answered", cells(alpha, answered), _promise(alpha), better="higher"))
+        columns.append(Column("over", cells(alpha, over), _promise(alpha), digits=0))
+    notes = [note for alpha in summary.guaranteed if (note := _effect(summary, alpha))]
+    return _table("guaranteed_coverage", columns, summary.unscored, notes)
 
 
 def confidence(summaries: Sequence[RunSummary]) -> Table:
     """Brier score and expected calibration error of P(correct)."""
-
-    def entry(s: RunSummary, pick: Pick) -> Entry:
-        return lambda method: Cell(pick(s.methods[method])) if method in s.methods else Cell()
-
-    columns: list[tuple[Column, Entry]] = []
+    columns: list[Column] = []
     for s in summaries:
         title = s.run.title if len(summaries) > 1 else ""
-        look = Column("Brier", title, better="lower", scale=1.0, digits=3)
-        columns.append((look, entry(s, lambda found: found.brier)))
-        columns.append((replace(look, name="ECE"), entry(s, lambda found: found.ece)))
-    text = (
-        "How honest P(correct) is after isotonic regression, fitted on four fifths of the answers and judged on the "
-        "last fifth, in turn: Brier score (mean squared error) and expected calibration error in ten bins."
-    )
+        look = Column("Brier", _measured(s, "brier"), title, better="lower", scale=1.0, digits=3)
+        columns += [look, replace(look, name="ECE", cells=_measured(s, "ece"))]
     base = "; ".join(f"{s.run.accuracy * (1 - s.run.accuracy):.3f} for {s.run.title}" for s in summaries)
     note = f"Brier score of saying the share of right answers every time: {base}."
-    return replace(
-        _table("confidence", "Honesty of P(correct)", text, _methods(summaries), columns),
-        notes=(note,),
-    )
+    return _table("confidence", columns, _methods(summaries), [note])
 
 
 def run_time(summaries: Sequence[RunSummary]) -> Table | None:
     """Table 3 of the paper; None if no run time was recorded."""
-    timed = [s for s in summaries if s.run_time]
+    timed = [s for s in summaries if s.measured["run time"]]
     if not timed:
         return None
 
-    def added(s: RunSummary) -> Entry:
-        return lambda method: Cell(s.run_time[method]) if method in s.run_time else Cell(note="not measured")
+    def share(s: RunSummary) -> dict[str, Cell]:
+        plain = s.generation
+        if plain is None or not plain.value:
+            return dict.fromkeys(s.measured["run time"], Cell(note="run time of plain generation was not recorded"))
+        shares = {
+            method: estimate(time.value / plain.value, time.replicates / plain.replicates)
+            for method, time in s.measured["run time"].items()
+            if time.value is not None
+        }
+        return _cells(shares)
 
-    def share(s: RunSummary) -> Entry:
-        def cell(method: str) -> Cell:
-            time, plain = s.run_time.get(method), s.generation
-            if time is None:
-                return Cell(note="not measured")
-            if plain is None or not plain.value or time.value is None:
-                return Cell(note="run time of plain generation was not recorded")
-            return Cell(estimate(time.value / plain.value, time.replicates / plain.replicates))
-
-        return cell
-
-    columns: list[tuple[Column, Entry]] = []
+    look = Column("ms", {}, scale=1.0, signed=True)
+    columns: list[Column] = []
     for s in timed:
-        columns.append((Column("ms", s.run.title, scale=1.0, digits=1, signed=True), added(s)))
-        columns.append((Column("share", s.run.title, scale=1.0, digits=2, signed=True), share(s)))
-    reference = Column("share", "Paper", scale=1.0, digits=2, signed=True, reference=True)
-    columns.append((reference, _reference(published.RUN_TIME_SHARES)))
-    text = (
-        "Additional run time per question, compared with plain generation, in milliseconds and as a share of "
-        "generation. The paper's share is of Llama 3.1 8B on an A100, over its three data sets."
-    )
-    plain = "; ".join(
-        f"{s.generation.value:,.1f} ms in {s.run.title}"
-        for s in timed
-        if s.generation is not None and s.generation.value
-    )
+        columns.append(replace(look, group=s.run.title, cells=_cells(s.measured["run time"])))
+        columns.append(replace(look, name="share", group=s.run.title, digits=2, cells=share(s)))
+    shares = _cells({method: known(figure) for method, figure in published.RUN_TIME_SHARES.items()})
+    columns.append(replace(look, name="share", group="Paper", digits=2, reference=True, cells=shares))
+    recorded = [(s.generation.value, s.run.title) for s in timed if s.generation is not None]
+    plain = "; ".join(f"{milliseconds:,.1f} ms in {title}" for milliseconds, title in recorded if milliseconds)
     note = f"Plain generation: {plain}." if plain else "Run time of plain generation was not recorded."
-    methods = published.in_order(dict.fromkeys(method for s in timed for method in s.run_time))
-    return replace(_table("table3_run_time", "Run time", text, methods, columns), notes=(note,))
+    methods = published.in_order(dict.fromkeys(method for s in timed for method in s.measured["run time"]))
+    return _table("table3_run_time", columns, methods, [note], missing="not measured")
 
 
 def graders(summaries: Sequence[RunSummary]) -> Table | None:
@@ -226,99 +295,89 @@ def graders(summaries: Sequence[RunSummary]) -> Table | None:
     judged = [s for s in summaries if s.graders]
     if not judged:
         return None
-    columns: list[tuple[Column, Entry]] = []
+    columns: list[Column] = []
     for s in judged:
-        columns.append((Column(_first_grader(s), s.run.title, better="higher"), _metric(s, "auroc")))
+        columns.append(Column(_first_grader(s), _measured(s, "auroc"), s.run.title, better="higher"))
         columns += [
-            (Column(name, s.run.title, better="higher"), _of_each(by, "all answers are right, or all wrong"))
+            Column(name, _cells(by, "all answers are right, or all wrong"), s.run.title, better="higher")
             for name, by in s.graders.items()
         ]
-    text = "AUROC, in per cent, when another grader says which answers are right."
-    table = _table("table4_graders", "Judge against grader", text, _methods(judged), columns)
-    return replace(table, notes=tuple(_agreement(s, name) for s in judged for name in s.graders))
+    notes = [_agreement(s, name) for s in judged for name in s.graders]
+    return _table("table4_graders", columns, _methods(judged), notes)
 
 
 def kinds(summaries: Sequence[RunSummary]) -> Table | None:
     """AUROC within each kind of question; None if questions have no kinds."""
     several = [s for s in summaries if len(s.kinds) > 1]
-    if not several:
-        return None
     columns = [
-        (Column(kind, s.run.title, better="higher"), _of_each(by, "all answers of this kind are right, or all wrong"))
+        Column(kind, _cells(by, "all answers of this kind are right, or all wrong"), s.run.title, better="higher")
         for s in several
         for kind, by in s.kinds.items()
     ]
-    text = "AUROC, in per cent, among questions of one kind."
-    return _table("kinds", "By kind of question", text, _methods(several), columns)
+    return _table("kinds", columns, _methods(several)) if several else None
 
 
 def _table(
-    key: str, title: str, explanation: str, names: Iterable[str], columns: Sequence[tuple[Column, Entry]]
+    key: str, columns: Iterable[Column], names: Iterable[str], notes: Iterable[str] = (), *, missing: str = "not run"
 ) -> Table:
-    rows = tuple(Row(name, tuple(entry(name) for _, entry in columns)) for name in names)
-    return marked(Table(key, title, tuple(column for column, _ in columns), rows, explanation))
+    """The table of this key; `missing` is the note where a column lacks a row."""
+    rows, text = tuple(names), _TEXTS[key]
+
+    def full(column: Column) -> Column:
+        none = Cell(note="" if column.reference else missing)
+        return replace(column, cells={name: column.cells.get(name, none) for name in rows})
+
+    made = tuple(full(column).marked() for column in columns)
+    return Table(key, text["title"], made, rows, text["explanation"], tuple(notes))
 
 
 def _by_run(
-    summaries: Sequence[RunSummary],
     key: str,
     metric: str,
-    explanation: str,
+    summaries: Sequence[RunSummary],
     *,
     better: Better,
     reference: Mapping[str, float] | None = None,
 ) -> Table:
     """One column a run, the average of several, and the paper's average."""
-    name = metric.lower()
-    columns = [(Column(s.run.data, s.run.model, better=better), _metric(s, name)) for s in summaries]
+    found = [_measured(s, metric) for s in summaries]
+    runs = zip(summaries, found, strict=True)
+    columns = [Column(s.run.data, cells, s.run.model, better=better) for s, cells in runs]
     if len(summaries) > 1:
-        columns.append((Column(AVERAGE, better=better), _average(summaries, lambda found: found.quality[name])))
+        columns.append(Column(AVERAGE, _average(found), better=better))
     if reference is not None:
-        columns.append((Column(AVERAGE, "Paper", digits=2, reference=True), _reference(reference)))
-    return _table(key, metric, explanation, _methods(summaries), columns)
+        averages = _cells({method: known(figure) for method, figure in reference.items()})
+        columns.append(Column(AVERAGE, averages, "Paper", digits=2, reference=True))
+    return _table(key, columns, _methods(summaries))
 
 
-def _metric(summary: RunSummary, name: str) -> Entry:
-    return _entry(summary, lambda found: found.quality[name])
+def _cells(estimates: Mapping[str, Estimate], note: str = "") -> dict[str, Cell]:
+    """The entries of a column; `note` tells why one is undefined."""
+    return {name: Cell(found, note) for name, found in estimates.items()}
 
 
-def _difference_in(name: str) -> Pick:
-    return lambda found: found.difference[name]
+def _measured(summary: RunSummary, measure: str) -> dict[str, Cell]:
+    """A measure of every method of a run that has it."""
+    why, n = _why_undefined(summary), summary.run.n
+    return {
+        name: Cell(found, why if summary.unscored[name] < n else "no answer has a score")
+        for name, found in summary.measured[measure].items()
+    }
 
 
-def _entry(summary: RunSummary, pick: Pick) -> Entry:
-    def cell(method: str) -> Cell:
-        if method not in summary.methods:
-            return Cell(note="not run")
-        scored = summary.methods[method].unscored < summary.run.n
-        return Cell(pick(summary.methods[method]), _why_undefined(summary) if scored else "no answer has a score")
-
-    return cell
-
-
-def _average(summaries: Sequence[RunSummary], pick: Pick) -> Entry:
-    """The mean over all runs; none if the method is missing or undefined in one of them."""
-
-    def cell(method: str) -> Cell:
-        found = [pick(s.methods[method]) for s in summaries if method in s.methods]
-        if len(found) < len(summaries) or any(estimate.value is None for estimate in found):
-            return Cell(note="not defined in every column")
-        return Cell(mean(found))
-
-    return cell
-
-
-def _reference(figures: Mapping[str, float]) -> Entry:
-    return lambda method: Cell(known(figures[method])) if method in figures else Cell()
-
-
-def _of_each(estimates: Mapping[str, Estimate], note: str) -> Entry:
-    return lambda method: Cell(estimates.get(method, NOTHING), note)
+def _average(columns: Sequence[Mapping[str, Cell]]) -> dict[str, Cell]:
+    """The means over all runs; none of a method that is missing or undefined in one of them."""
+    found: dict[str, Cell] = {}
+    for name in dict.fromkeys(name for column in columns for name in column):
+        estimates = [column[name].estimate for column in columns if name in column]
+        whole = len(estimates) == len(columns) and all(one.value is not None for one in estimates)
+        found[name] = Cell(mean(estimates)) if whole else Cell(note="not defined in every column")
+    return found
 
 
 def _methods(summaries: Sequence[RunSummary]) -> list[str]:
     """Every method of any run, in the paper's order."""
-    return published.in_order(dict.fromkeys(method for s in summaries for method in s.methods))
+    return published.in_order(dict.fromkeys(method for s in summaries for method in s.unscored))
 
 
 def _name(summary: RunSummary, summaries: Sequence[RunSummary]) -> str:
@@ -339,7 +398,7 @@ def _promise(alpha: float) -> str:
 
 def _effect(summary: RunSummary, alpha: float) -> str | None:
     """The effect of a guard with the method that answers most; a warning if it may withhold nothing."""
-    found = {name: g for name, method in summary.methods.items() if (g := method.guaranteed[alpha]) is not None}
+    found = {name: one for name, one in summary.guaranteed[alpha].items() if one is not None}
     if not found:
         return None
     error = 1 - summary.run.accuracy

@@ -126,6 +126,12 @@ class EvaluatedAnswer(Answer, frozen=True):
     samples: tuple[SampleSet, ...] = ()
     part_of: str | None = None
 
+    @classmethod
+    def to(cls, question: Question, **fields: Any) -> Self:
+        """The answer to a question, with what the question is graded by, and these fields."""
+        given = {"references": question.answers, "kind": question.kind, "context": question.context}
+        return super().to(question, **given, **fields)
+
     @property
     def rows_by_sentence(self) -> list[EvaluatedAnswer]:
         """A row for each of its sentences, in its place; itself where it was scored as a whole."""
@@ -133,13 +139,7 @@ class EvaluatedAnswer(Answer, frozen=True):
             return [self]
         return [
             self.model_copy(
-                update={
-                    "key": key,
-                    "part_of": self.key,
-                    "text": text,
-                    "scores": one.scores,
-                    "sentences": None,
-                }
+                update={"key": key, "part_of": self.key, "text": text, "scores": one.scores, "sentences": None}
             )
             for key, text, one in zip(self.sentence_keys, self.sentence_texts, self.sentences, strict=True)
         ]

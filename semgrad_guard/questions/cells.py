@@ -55,6 +55,13 @@ WRITTEN = re.compile(f"{WRITTEN_PASSAGE.pattern}|{_PLAIN_LIST}", re.DOTALL)
 """Lists, dicts, tuples, sets, arrays and objects, as programs write them into a text, whole or broken off."""
 
 
+class FaultError(ValueError):
+    """A record or a cell cannot be read, or may mean two things; the message completes the place of the record."""
+
+    def __init__(self, kind: str, **words: Any) -> None:
+        super().__init__(KNOWN["faults"][kind].format(**words))
+
+
 def literal(value: Any) -> Any:
     """A list or a dict that is written in a text, as JSON or Python; else the text, or any other value, itself."""
     if not isinstance(text := value, str) or not text.lstrip().startswith(("[", "{", "(")):

@@ -9,17 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from semgrad_guard.questions.cells import KNOWN, literal
+from semgrad_guard.questions.cells import KNOWN, FaultError, literal
 
 COLUMNS, MARKS, _BEFORE = (KNOWN["choices"][name] for name in ("columns", "marks", "before"))
 _ENDS = ("abcdefghij", "123456789")
 _LABELLED = re.compile(r"\(?([A-Ja-j])[).:]\s*(\S.*)", re.DOTALL)
 _MARK = re.compile(r"\(?([A-Za-z]|\d+)[).:]?")
 _MARKS = re.compile(r"[A-J](?:\s*[,;&/]\s*[A-J])+")
-
-
-class UnclearError(ValueError):
-    """Which choice is meant cannot be told; the message completes the place of the record."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,7 @@ class Choices:
         """The text of the choice that a value names; None where the value is an answer by itself.
 
         Raises:
-            UnclearError: it names none, or may name two.
+            FaultError: it names none, or may name two.
         """
         text, of_columns = str(value).strip(), len(self.columns) > 1
         if of_columns and text.lower() in map(str.lower, self.columns):
@@ -47,7 +43,7 @@ class Choices:
         if of_columns and not mark:
             return None  # columns A and B may be something else
         if _MARKS.fullmatch(text):
-            raise UnclearError(f'has several choices in "{column}", {text!r}: give the texts of the right ones')
+            raise FaultError("marks", name=column, text=text)
         wanted = {text.casefold(), labelled[2].casefold() if labelled else text.casefold()}
         found = {choice for choice in self.texts.values() if choice.casefold() in wanted and not isinstance(value, int)}
         if mark:
@@ -58,9 +54,7 @@ class Choices:
             if of_columns and not found and label.isdecimal():
                 return None
         if len(found) != 1:
-            raise UnclearError(
-                f'has {text!r:.60} in "{column}", and which of its {self.first} that is cannot be told: write its text'
-            )
+            raise FaultError("no_choice", name=column, text=text, choices=self.first)
         return found.pop()
 
 
@@ -68,7 +62,7 @@ def choices_of(record: Mapping[str, Any], names: Mapping[str, Sequence[str]]) ->
     """The choices of a record, whose `names` are given by their plain spelling; None where it has none.
 
     Raises:
-        UnclearError: there are some that cannot be read.
+        FaultError: there are some that cannot be read.
     """
     for before, ends in itertools.product(_BEFORE, _ENDS):
         columns = [names[before + end][0] for end in ends if before + end in names]
@@ -99,7 +93,7 @@ def _labelled(held: Any, name: str) -> dict[str, str]:
     if len(objects) == len(texts) and all({"label", "text"} <= {*item} for item in objects):
         labels, texts = [item["label"] for item in objects], [item["text"] for item in objects]
     if not all(isinstance(item, str | int | float) for item in texts):
-        raise UnclearError(f'has "{name}" that cannot be read: write them as a JSON list, ["...", "..."]')
+        raise FaultError("no_choices", name=name)
     parts = [part for item in texts if (part := _LABELLED.fullmatch(str(item)))]
     if [part[1].upper() for part in parts] == [*labels][: len(texts)]:
         return {part[1].upper(): part[2].strip() for part in parts}

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
-from semgrad_guard.errors import DataFileError
 from semgrad_guard.questions.cells import (
     DATE,
     KNOWN,
@@ -22,15 +21,15 @@ from semgrad_guard.questions.cells import (
     TRUTH,
     WRITTEN,
     WRITTEN_PASSAGE,
+    FaultError,
     lines_of,
     literal,
     result_of,
     several,
 )
-from semgrad_guard.questions.choices import COLUMNS, MARKS, Choices, UnclearError, choices_of
+from semgrad_guard.questions.choices import COLUMNS, MARKS, Choices, choices_of
 from semgrad_guard.questions.layouts import QUESTION, Record, flat, plain, span_answers
 
-C = TypeVar("C")
 Need = Literal["answers", "response", "question"]
 """The content that a line must have: references (to calibrate), a response (to score), or just a question."""
 
@@ -46,15 +45,6 @@ NO_PASSAGE = (*QUESTION, *_ANSWERS, *RESPONSE, *KIND, *_OTHERS, *COLUMNS)
 """Columns that mean something else than a passage to answer from; the answers among them would give the answer away."""
 
 
-@dataclass(frozen=True)
-class Columns:
-    """The names that the user gives to columns; without one, those of well-known data are looked for."""
-
-    question: str | None = None
-    answers: str | None = None
-    context: str | None = None
-
-
 @dataclass
 class Fields:
     """A record by the fields of `Question`: their values, their columns, and the columns that were not read.
@@ -62,44 +52,44 @@ class Fields:
     `answers` is there and empty where no answer is right but an abstention, and missing where the record has none.
     """
 
-    place: str
     values: Record = field(default_factory=dict[str, Any])
     columns: dict[str, str] = field(default_factory=dict[str, str])
     unread: tuple[str, ...] = ()
 
 
-def fields_of(record: Record, given: Columns, place: str, *, needs: Need, cells: bool = False) -> Fields:
+def fields_of(record: Record, given: Mapping[str, str], *, needs: Need, cells: bool = False) -> Fields:
     """Read a record. With `cells` all values are texts, as in CSV, where several answers may be written one a line.
 
-    References are not read where a response is needed.
+    `given` are the names that the user gives to the columns of question, answers and context; without one, those of
+    well-known data are looked for. References are not read where a response is needed.
 
     Raises:
-        DataFileError: a named column is not there, two columns contradict each other, or a value is malformed, or may
+        FaultError: a named column is not there, two columns contradict each other, or a value is malformed, or may
             mean two things.
     """
     try:
         record = flat(record)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DataFileError(f"{place} is laid out like LangSmith's or Natural Questions' data, and is not.") from error
-    return _Reading(record, given, place, cells).fields(needs)
+        raise FaultError("layout") from error
+    return _Reading(record, given, cells).fields(needs)
 
 
 class _Reading:
     """One record on its way to fields."""
 
-    def __init__(self, record: Record, given: Columns, place: str, cells: bool) -> None:
+    def __init__(self, record: Record, given: Mapping[str, str], cells: bool) -> None:
         self._record, self._given, self._cells = record, given, cells
         self._names: dict[str, list[str]] = {}
         for name in record:
             self._names.setdefault(plain(name), []).append(name)
-        self._found, self._used = Fields(place), set[str]()
+        self._found, self._used = Fields(), set[str]()
 
     def fields(self, needs: Need) -> Fields:
         """Every field that there is."""
         found = self._found
         alpaca = self._present(["instruction"])  # there, `input` is a text that the question is about
         known = QUESTION if not alpaca else [name for name in QUESTION if name != "input"]
-        if name := self._column(self._given.question, known, "--column question=NAME"):
+        if name := self._column(self._given.get("question"), known, "--column question=NAME"):
             self._take("question", name, self._asked(name))
         self._read_answers(needs)
         self._read_passage()
@@ -118,6 +108,9 @@ class _Reading:
         """The record's own names of these columns, in their order."""
         return [name for one in dict.fromkeys(map(plain, known)) for name in self._names.get(one, ())]
 
+    def _is_filled(self, name: str) -> bool:
+        return _is_filled(self._record[name])
+
     def _column(self, given: str | None, known: Iterable[str], option: str | None = None) -> str | None:
         """The column of a name that the user gave, or of the known ones, which must agree where several are there.
 
@@ -127,12 +120,11 @@ class _Reading:
             return given
         there = self._present(known if given is None else [given])
         if given is not None and not there:
-            raise self._fault(f'has no "{given}"; {listed(self._record)}')
-        filled = [name for name in there if _is_filled(self._record[name]) or self._record[name] == []]
+            raise FaultError("no_column", name=given, columns=listed(self._record))
+        filled = [name for name in there if self._is_filled(name) or self._record[name] == []]
         if any(self._texts(self._record[name]) != self._texts(self._record[filled[0]]) for name in filled[1:]):
-            named = " and ".join(json.dumps(name, ensure_ascii=False) for name in filled)
-            way_out = "" if option is None else f", or name it ({option})"
-            raise self._fault(f"has {named}, which are one field; keep one{way_out}")
+            names = " and ".join(json.dumps(name, ensure_ascii=False) for name in filled)
+            raise FaultError("one_field", names=names, way_out="" if option is None else f", or name it ({option})")
         return next(iter(filled or there), None)
 
     def _asked(self, name: str) -> Any:
@@ -142,20 +134,20 @@ class _Reading:
             turns = cast("list[Record]", value)
             texts = [turn.get("content") for turn in turns if turn.get("role") == "user"]
             if len(texts) != 1 or any(turn.get("role") not in ("user", "system", "developer") for turn in turns):
-                raise self._fault(f'has a conversation in "{name}": give one question')
+                raise FaultError("conversation", name=name)
             self._found.unread += (f"{name} (system)",) if len(turns) > 1 else ()
             return texts[0]
         if isinstance(text := self._record[name], str) and WRITTEN_PASSAGE.fullmatch(text.strip()):
-            raise self._fault(f'has a list or an object in "{name}", {text.strip()[:60]!r}: write the question\'s text')
-        if self._given.question is None and (more := self._present(_NAMES["continued"])):
-            raise self._fault(f'has "{more[0]}" next to "{name}", which may be one question: join them')
+            raise FaultError("no_question", name=name, text=text.strip())
+        if "question" not in self._given and (more := self._present(_NAMES["continued"])):
+            raise FaultError("continued", name=name, other=more[0])
         return self._record[name]
 
     def _read_answers(self, needs: Need) -> None:
         """References, and the answer that a model gave, if the record tells which is which."""
         answer = self._column(None, ("answer",))
-        if self._given.answers is not None:
-            name = self._column(self._given.answers, ())
+        if "answers" in self._given:
+            name = self._column(self._given["answers"], ())
         else:
             beside = self._present(REFERENCES_BESIDE_ANSWERS)
             first = [column for column in REFERENCES if column != "answer" or not beside]
@@ -166,28 +158,27 @@ class _Reading:
             self._found.columns["response"] = response
             self._found.values["response"] = self._record[response]
         if needs == "response":
+            self._used |= set() if response is None else {response}
             return
-        flag = self._unanswerable()
-        choices = self._clear(lambda: choices_of(self._record, self._names))
+        flag, choices = self._unanswerable(), choices_of(self._record, self._names)
         if choices is not None and name is None:
             name = next(iter(self._present(MARKS)), None)
         if flag is not None:
             self._take("answers", name or flag, [])
             self._used.update(self._present(_ALIASES))
-        elif name is not None and (_is_filled(self._record[name]) or self._record[name] == []):
+        elif name is not None and (self._is_filled(name) or self._record[name] == []):
             self._take("answers", name, self._references(name, choices))
 
     def _unanswerable(self) -> str | None:
         """The flag by which no answer is right."""
-        for known, no_answer in _UNANSWERABLE.items():
-            for name in self._present([known]):
-                self._used.add(name)
-                value = self._record[name]
-                truth = TRUTH.get(str(value).strip().lower())
-                if truth is None and _is_filled(value):
-                    raise self._fault(f'has {str(value)!r:.60} in "{name}", where true or false is expected')
-                if truth is no_answer:
-                    return name
+        flags = [(name, no_answer) for known, no_answer in _UNANSWERABLE.items() for name in self._present([known])]
+        for name, no_answer in flags:
+            self._used.add(name)
+            truth = TRUTH.get(str(self._record[name]).strip().lower())
+            if truth is None and self._is_filled(name):
+                raise FaultError("flag", name=name, text=str(self._record[name]))
+            if truth is no_answer:
+                return name
         return None
 
     def _references(self, name: str, choices: Choices | None) -> Any:
@@ -196,11 +187,11 @@ class _Reading:
         if choices is not None:
             held = literal(value)
             marks = cast("list[Any]", held) if isinstance(held, list) else [value]
-            if len(marks) == 1 and (text := self._clear(lambda: choices.meant(marks[0], name))) is not None:
+            if len(marks) == 1 and (text := choices.meant(marks[0], name)) is not None:
                 self._used.update(choices.columns)
                 return [text]
             if len(marks) > 1 and any(re.fullmatch(r"[A-J]|\d", str(mark)) for mark in marks):
-                raise self._fault(f'has several choices in "{name}": give the texts of the right ones')
+                raise FaultError("choices", name=name)
         self._require_references(name, value)
         if (yes := self._yes_or_no(value, name)) is not None:
             return [yes]
@@ -224,16 +215,15 @@ class _Reading:
         held = literal(value)
         found = self._texts(value)
         if isinstance(held, Mapping) and "spans" in held and (found := span_answers(cast("Record", held))) is None:
-            raise self._fault(f'has several spans in "{name}", which may all be needed: write one text')
+            raise FaultError("spans", name=name)
         if not isinstance(found, list):
             return found
-        texts = cast("list[Any]", found)
-        if isinstance(held, str) or not isinstance(held, list):
-            for text in texts:
-                self._require_answer(str(text), name)
-        if isinstance(held, str | int) or (isinstance(held, list) and len(texts) == 1):
-            for text in texts:
-                self._require_one(text, name, is_listed=isinstance(held, list))
+        texts, is_listed = cast("list[Any]", found), isinstance(held, list)
+        for text in texts:
+            if not is_listed:
+                _require_answer(str(text), name)
+            if isinstance(text, str | int) and (isinstance(held, str | int) or (is_listed and len(texts) == 1)):
+                _require_one(str(text), name, is_listed=is_listed)
         return [text for text in texts if text != ""]
 
     def _yes_or_no(self, value: Any, name: str) -> str | None:
@@ -244,10 +234,7 @@ class _Reading:
         if "true" in str(self._found.values.get("question")).lower():
             return text
         if not self._present(("passage", "facts")):
-            raise self._fault(
-                f'has {json.dumps(value)} in "{name}", as programs write a yes or no: write the words of an answer, or '
-                f'{{"text": "{value}"}} if it is meant'
-            )
+            raise FaultError("yes_or_no", name=name, quoted=json.dumps(value), text=value)
         return "yes" if text == "true" else "no"
 
     def _require_references(self, name: str, value: Any) -> None:
@@ -255,107 +242,75 @@ class _Reading:
         right one.
         """
         if _is_grade(name, value) and plain(name) not in map(plain, _ANSWERS):
-            raise self._fault(f'has a grade in "{name}", {value!r}, and no reference')
-        if self._given.answers is not None or self._present(RESPONSE) or plain(name) not in ("answer", "answers"):
+            raise FaultError("grade", name=name, text=value)
+        if "answers" in self._given or self._present(RESPONSE) or plain(name) not in ("answer", "answers"):
             return
         held, marks = literal(value), self._present(MARKS)
         if isinstance(held, list) and len(cast("list[Any]", held)) > 1 and marks:
-            raise self._fault(f'has "{marks[0]}" next to "{name}", so that these may be choices: give the right one')
+            raise FaultError("may_be_choices", name=name, other=marks[0])
         others = {other: held for other, held in self._record.items() if plain(other) not in map(plain, NO_PASSAGE)}
         grades = [other for other, held in others.items() if _is_grade(other, held)]
         logged = [other for other, held in others.items() if _LOGGED.search(plain(other)) and _is_filled(held)]
         if sign := next(iter((*grades, *(logged if plain(name) == "answer" else ()))), None):
-            raise self._fault(
-                f'has "{sign}" next to "{name}", so that this may be a model\'s answer'
-                f"{' and its grade' if grades else ''}: name the column of the references (--column answers={name}, if "
-                "they are there)"
-            )
-
-    def _require_answer(self, text: str, name: str) -> None:
-        """Refuse a text that means a missing answer, unless it is written as a list."""
-        quoted = json.dumps(text, ensure_ascii=False)
-        if text.strip().lower() in PLACEHOLDERS and text.strip() != "Na":
-            raise self._fault(
-                f'has {quoted} in "{name}", as programs write where an answer is missing: give the right answer, [] if '
-                f"abstaining is right, or [{quoted}] if it is meant"
-            )
-
-    def _require_one(self, text: Any, name: str, *, is_listed: bool) -> None:
-        """Refuse a text that a program has written, or that may be several answers."""
-        if not isinstance(text, str | int):
-            return
-        text = str(text)
-        quoted = json.dumps(text, ensure_ascii=False)
-        meant = json.dumps({"text": text}, ensure_ascii=False)
-        if WRITTEN.fullmatch(text.strip()):
-            raise self._fault(
-                f'has a list in "{name}" that cannot be read, {quoted:.200}: write it as JSON, ["...", "..."], or '
-                f"{meant:.200} if it is one answer"
-            )
-        if DATE.fullmatch(text.strip()):
-            raise self._fault(
-                f'has {quoted} in "{name}", as programs write a date: write the words of an answer, or {meant} if it '
-                "is meant"
-            )
-        if (parts := several(text, listed=is_listed)) is not None:
-            raise self._fault(
-                f'has {quoted:.200} in "{name}", which looks like several answers: write them as a list, '
-                f"{json.dumps(parts, ensure_ascii=False):.200}, or {meant:.200} if it is one"
-            )
+            raise FaultError("models_answer", name=name, other=sign, grade=" and its grade" if grades else "")
 
     def _read_passage(self) -> None:
-        given = self._given.context
+        given = self._given.get("context")
         if given is None:
-            filled = [[name for name in self._present(group) if _is_filled(self._record[name])] for group in CONTEXT]
+            filled = [[name for name in self._present(group) if self._is_filled(name)] for group in CONTEXT]
             name = next((self._column(None, names, "--column context=NAME") for names in filled if names), None)
         else:
             name = next(iter(self._present([given])), given)
         if name is None:
             return
         value = self._record.get(name)
-        if isinstance(text := value, str):
-            # DeepEval joins the passages of a list in its CSV files
-            joined = self._cells and "|" in value and self._present(("actual_output", "expected_output"))
-            value = text.split("|") if joined else literal(text)
-            is_written = WRITTEN_PASSAGE.fullmatch(text.strip()) if value is text else passages(value) is None
-            if (is_written or text.strip() in ("()", "{}")) and value != []:
-                raise self._fault(
-                    f'has a list or an object in "{name}" that cannot be read, {text.strip()[:60]!r}: write its texts '
-                    'as JSON, ["...", "..."], or [] if there is none'
-                )
+        if isinstance(value, str):
+            value = self._written_passage(value, name)
         found = passages(value)
         if given is not None and not found:
-            raise self._fault(f'has no text in "{name}": it must hold one, or a list of some; {listed(self._record)}')
+            raise FaultError("no_passage", name=name, columns=listed(self._record))
         if isinstance(value, str) and value.strip().lower() in PLACEHOLDERS:
-            raise self._fault(
-                f'has {value.strip()!r} in "{name}", where a passage is expected; leave it empty if there is none'
-            )
+            raise FaultError("missing_passage", name=name, text=value.strip())
         if found and all(map(_NO_PROSE.fullmatch, found.split("\n\n"))):
-            raise self._fault(f'has names or numbers of passages in "{name}", {found[:60]!r}: give their texts')
+            raise FaultError("names_of_passages", name=name, text=found)
         self._take("context", name, found or value)
+
+    def _written_passage(self, text: str, name: str) -> Any:
+        """A text, or the passages that are written in it."""
+        # DeepEval joins the passages of a list in its CSV files
+        joined = self._cells and "|" in text and self._present(("actual_output", "expected_output"))
+        value = text.split("|") if joined else literal(text)
+        is_written = WRITTEN_PASSAGE.fullmatch(text.strip()) if value is text else passages(value) is None
+        if (is_written or text.strip() in ("()", "{}")) and value != []:
+            raise FaultError("written_passage", name=name, text=text.strip())
+        return value
 
     def _texts(self, value: Any) -> Any:
         """One text as a list of one, and the forms that well-known data give to several."""
         if value is None:
             return []
-        if isinstance(value, str):
-            found = literal(value)
-            if not isinstance(found, str):
-                return _unwrapped(found)
+        if isinstance(value, str) and isinstance(literal(value), str):
             return lines_of(value) if self._cells else [value]
         if isinstance(value, int | float) and not isinstance(value, bool):
             return [value]
-        return _unwrapped(value)
+        return _unwrapped(literal(value))
 
-    def _clear(self, read: Callable[[], C]) -> C:
-        """What `read` finds among the choices."""
-        try:
-            return read()
-        except UnclearError as error:
-            raise self._fault(str(error)) from error
 
-    def _fault(self, fault: str) -> DataFileError:
-        return DataFileError(f"{self._found.place} {fault}.")
+def _require_answer(text: str, name: str) -> None:
+    """Refuse a text that means a missing answer, unless it is written as a list."""
+    if text.strip().lower() in PLACEHOLDERS and text.strip() != "Na":
+        raise FaultError("placeholder", name=name, quoted=json.dumps(text, ensure_ascii=False))
+
+
+def _require_one(text: str, name: str, *, is_listed: bool) -> None:
+    """Refuse a text that a program has written, or that may be several answers."""
+    shown = {"quoted": json.dumps(text, ensure_ascii=False), "meant": json.dumps({"text": text}, ensure_ascii=False)}
+    if WRITTEN.fullmatch(text.strip()):
+        raise FaultError("written", name=name, **shown)
+    if DATE.fullmatch(text.strip()):
+        raise FaultError("date", name=name, **shown)
+    if (parts := several(text, listed=is_listed)) is not None:
+        raise FaultError("several", name=name, parts=json.dumps(parts, ensure_ascii=False), **shown)
 
 
 _NO_PROSE = re.compile(r"(?=.*[\d_/])[\w./:#-]{3,}", re.ASCII)

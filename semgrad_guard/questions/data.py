@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,8 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import DataFileError, InputError
-from semgrad_guard.questions.columns import NO_PASSAGE, Columns, Fields, Need, fields_of, listed
+from semgrad_guard.questions.cells import FaultError
+from semgrad_guard.questions.columns import NO_PASSAGE, Fields, Need, fields_of, listed
 from semgrad_guard.questions.data_files import called
 from semgrad_guard.questions.layouts import Record
 from semgrad_guard.questions.sources import Entry, entries
@@ -93,18 +94,11 @@ class QuestionFile:
 
 
 def read_questions(
-    path: str | Path,
-    *,
-    needs: Need = "answers",
-    strict: bool = False,
-    question_field: str | None = None,
-    answers_field: str | None = None,
-    context_field: str | None = None,
-    on_progress: Callable[[int], object] = lambda _: None,
+    path: str | Path, *, needs: Need = "answers", strict: bool = False, columns: Mapping[str, str] | None = None
 ) -> QuestionFile:
     """Read questions from JSON Lines, JSON (.json), CSV (.csv, .tsv), Excel (.xlsx), Parquet (.parquet), one of these
     packed (.gz, .zip), a folder of such files or a dataset (hub:NAME[:CONFIG][@SPLIT]). The columns of well-known data
-    are read by their names (`columns`).
+    are read by their names (`semgrad_guard.questions.columns`).
 
     "-" reads JSON Lines, or a JSON list, from standard input. A byte order mark, CRLF and blank lines are fine.
 
@@ -113,48 +107,40 @@ def read_questions(
             cell are a JSON list, or one a line.
         needs: the content that every record must have. With an empty list of answers only an abstention is right.
         strict: stop at the first broken one instead of collecting it.
-        question_field: the field with the question, if it has another name.
-        answers_field: the field with the references, if it has another name.
-        context_field: the field with the passage to answer from, which every record must then hold; several texts in
-            it are joined by blank lines. Without it, `context` and its like, which records may lack.
-        on_progress: called with the number of records that are read, at each ten thousand of them.
+        columns: the columns with another name than usual: that of the `question`, of its `answers`, and of the
+            `context` to answer from, which every record must then hold; several texts in it are joined by blank lines.
 
     Raises:
         DataFileError: the source cannot be read or holds nothing usable; with `strict`, the first broken record.
-        InputError: `context_field` names a field that is not a passage.
+        InputError: a context column is not a passage.
         MissingExtraError: the library for a dataset, a Parquet or an Excel file is not installed.
     """
-    if context_field in NO_PASSAGE:
-        raise InputError(f'the field "{context_field}" is not a passage to answer from; name another as context field')
-    given = Columns(question_field, answers_field, context_field)
-    unread: dict[str, None] = {}
-    rows: dict[str, tuple[Entry, Question]] = {}
-    times: Counter[str] = Counter()
+    names = columns or {}
+    if (passage := names.get("context")) in NO_PASSAGE:
+        raise InputError(f'the field "{passage}" is not a passage to answer from; name another as context field')
+    source, unread = Path(path), dict[str, None]()
+    rows, times = dict[str, tuple[Entry, Question]](), Counter[str]()
     problems: list[DataFileError] = []
-    duplicates: list[str] = []
-    owners: dict[str, Entry] = {}
-    ids: dict[str, Entry] = {}
-    shared_ids: list[str] = []
-    for number, entry in enumerate(entries(str(path)), start=1):
-        if number % 10_000 == 0:
-            on_progress(number)
+    duplicates, shared_ids = list[str](), list[str]()
+    owners, ids = dict[str, Entry](), dict[str, Entry]()
+    for entry in entries(str(path)):
         try:
-            row, left, columns = _read(entry, needs, given)
-            first, known = rows.setdefault(identity(row, needs), (entry, row))
+            row, found = _read(entry, needs, names)
+            key = identity(row, needs)
+            first, known = rows.setdefault(key, (entry, row))
             _require_agreement(row, known, entry, first, needs)
-            times[identity(row, needs)] += 1
         except DataFileError as problem:
             if strict:
                 raise
             problems.append(problem)
             continue
-        _require_one_meaning(columns, entry, owners)
-        unread.update(dict.fromkeys(left))
+        times[key] += 1
+        _require_one_meaning(found.columns, entry, owners)
+        unread.update(dict.fromkeys(found.unread))
         if first is not entry:
             duplicates.append(f"{entry.place} repeats {first.place_beside(entry)} and is left out.")
         elif row.id is not None and (owner := ids.setdefault(row.id, entry)) is not entry:
             shared_ids.append(f"{entry.place} has the id {row.id!r} of {owner.place_beside(entry)}; both are kept.")
-    source = Path(path)
     if not rows and not problems:
         raise DataFileError(f"{called(source)} holds no question: it is empty.")
     if not rows:
@@ -196,8 +182,8 @@ def _require_one_meaning(columns: Mapping[str, str], entry: Entry, owners: dict[
         )
 
 
-def _read(entry: Entry, needs: Need, names: Columns) -> tuple[Question, Sequence[str], Mapping[str, str]]:
-    """The question of an entry, its columns that mean nothing here, and the columns of its fields."""
+def _read(entry: Entry, needs: Need, names: Mapping[str, str]) -> tuple[Question, Fields]:
+    """The question of an entry, and its fields."""
     content: Any = entry.content
     if isinstance(content, DataFileError):
         raise content
@@ -208,7 +194,9 @@ def _read(entry: Entry, needs: Need, names: Columns) -> tuple[Question, Sequence
         )
     record = cast("dict[str, Any]", content)
     try:
-        found = fields_of(record, names, entry.place, needs=needs, cells=entry.is_text)
+        found = fields_of(record, names, needs=needs, cells=entry.is_text)
+    except FaultError as error:
+        raise DataFileError(f"{entry.place} {error}.") from error
     except RecursionError as error:
         raise DataFileError(f"{entry.place} is nested too deeply.") from error
     try:
@@ -217,16 +205,14 @@ def _read(entry: Entry, needs: Need, names: Columns) -> tuple[Question, Sequence
         raise DataFileError(f"{entry.place} {_fault(error, record, found.columns)}.") from error
     given = "answers" in found.values and (not row.answers or any(answer.strip() for answer in row.answers))
     if needs == "answers" and not given:
+        naming = "" if "answers" in found.columns else f"; {listed(record)} (or name one: --column answers=NAME)"
         raise DataFileError(
-            f'{found.place} has no reference answer: add "answers": ["..."], or [] where abstaining is right'
-            f"{_or_name('answers', found, record)}."
+            f'{entry.place} has no reference answer: add "answers": ["..."], or [] where abstaining is right{naming}.'
         )
     if needs == "response" and not (row.response or "").strip():
-        raise DataFileError(
-            f'{found.place} has no response to score: add "response": "..."{_or_name("response", found, record)}.'
-        )
-    scored = found.columns.get("response") if needs == "response" else None
-    return row, [name for name in found.unread if name != scored], found.columns
+        there = "" if "response" in found.columns else f"; {listed(record)}"
+        raise DataFileError(f'{entry.place} has no response to score: add "response": "..."{there}.')
+    return row, found
 
 
 def _require_agreement(row: Question, known: Question, entry: Entry, first: Entry, needs: Need) -> None:
@@ -238,12 +224,6 @@ def _require_agreement(row: Question, known: Question, entry: Entry, first: Entr
                 f"{entry.place} asks what {first.place_beside(entry)} asks, with other {field}: keep one of the two, "
                 f"with all its {field}."
             )
-
-
-def _or_name(target: str, found: Fields, record: Record) -> str:
-    """The columns that there are, where none was taken for this one."""
-    option = " (or name one: --column answers=NAME)" if target == "answers" else ""
-    return "" if target in found.columns else f"; {listed(record)}{option}"
 
 
 def _fault(error: ValidationError, record: Record, columns: Mapping[str, str]) -> str:

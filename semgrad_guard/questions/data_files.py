@@ -50,17 +50,33 @@ def called(path: Path) -> str:
     return "stdin" if path == STDIN else str(path)
 
 
-def read_data(path: Path) -> bytes:
-    """The bytes of a file of data, or of standard input for `-`; UTF-16 as UTF-8, without a byte order mark.
+def unpacked(path: Path) -> tuple[str, bytes]:
+    """The name and the bytes of a file of data, or of standard input for `-`.
+
+    UTF-16 is made UTF-8, without a byte order mark. A `.gz`, or the one file in a `.zip`, is named as it was before.
 
     Raises:
-        DataFileError: it cannot be read, is a device, which never ends, or is UTF-16 that breaks off.
+        DataFileError: it cannot be read, is a device, which never ends, is not whole, holds several files, or is UTF-16
+            that breaks off.
     """
-    content = _unpacked(path, _content(path))
-    if (encoding := _encoding(content)) == "utf-8":
-        return content.removeprefix(codecs.BOM_UTF8)
+    name, content = path.name, _content(path)
     try:
-        return content[2:].decode(encoding).encode()
+        if content.startswith(_GZIP):
+            name, content = (path.stem if path.suffix.lower() == ".gz" else name), gzip.decompress(content)
+        elif path.suffix.lower() == ".zip":
+            with zipfile.ZipFile(io.BytesIO(content)) as packed:
+                held = [one for one in packed.namelist() if not one.endswith("/") and "__MACOSX" not in one]
+                if len(held) != 1:
+                    raise DataFileError(
+                        f"{called(path)} holds {len(held)} files; unpack it and give one, or the folder."
+                    )
+                name, content = held[0], packed.read(held[0])
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError) as error:
+        raise DataFileError(f"Cannot unpack {called(path)}: {reason(error)}. Is it whole?") from error
+    if (encoding := _encoding(content)) == "utf-8":
+        return name, content.removeprefix(codecs.BOM_UTF8)
+    try:
+        return name, content[2:].decode(encoding).encode()
     except UnicodeDecodeError as error:
         raise DataFileError(
             f"{called(path)} is UTF-16 text with a fault (byte {error.start + 3}); save it as UTF-8."
@@ -84,50 +100,15 @@ def _content(path: Path) -> bytes:
         raise DataFileError(f"Cannot read {called(path)}: {reason(error)}. Is the path right?") from error
 
 
-def inner_name(path: Path) -> str:
-    """The name of a file of data without `.gz`, or of the one file of data in a zip file.
-
-    Raises:
-        DataFileError: a zip file cannot be read, or holds several.
-    """
-    if path.suffix.lower() == ".zip" and path.is_file():
-        return _member(path, _content(path))
-    return path.stem if path.suffix.lower() == ".gz" else path.name
-
-
-def _unpacked(path: Path, content: bytes) -> bytes:
-    try:
-        if content.startswith(_GZIP):
-            return gzip.decompress(content)
-        if path.suffix.lower() == ".zip":
-            return zipfile.ZipFile(io.BytesIO(content)).read(_member(path, content))
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError) as error:
-        raise DataFileError(f"Cannot unpack {called(path)}: {reason(error)}. Is it whole?") from error
-    return content
-
-
-def _member(path: Path, content: bytes) -> str:
-    try:
-        names = zipfile.ZipFile(io.BytesIO(content)).namelist()
-    except zipfile.BadZipFile as error:
-        raise DataFileError(f"Cannot unpack {called(path)}: {error}. Is it whole?") from error
-    data = [name for name in names if not name.endswith("/") and "__MACOSX" not in name]
-    if len(data) != 1:
-        raise DataFileError(f"{called(path)} holds {len(data)} files; unpack it and give one, or the folder.")
-    return data[0]
-
-
 def read_text(path: Path, *, save_as: str = "UTF-8") -> str:
     """The text of a file of data, or of standard input for `-`, without a byte order mark.
 
-    Args:
-        path: where it is.
-        save_as: the name of the right encoding in a program that saves such files.
+    `save_as` is the name of the right encoding in a program that saves such files.
 
     Raises:
         DataFileError: it cannot be read, or is neither UTF-8 nor UTF-16.
     """
-    content = read_data(path)
+    _, content = unpacked(path)
     if b"\0" in content:
         raise DataFileError(
             f"{called(path)} holds null bytes, so it is not text, or it is UTF-16 without a byte order mark; save it "

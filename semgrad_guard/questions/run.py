@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from semgrad_guard.calibration import Binding
 from semgrad_guard.engine.answers.answer import Evidence, Generation
@@ -42,6 +42,7 @@ class Batch(NamedTuple):
 
 
 D = TypeVar("D")
+A = TypeVar("A", bound=Answer)
 Scores = dict[str, AnswerScore]
 AnswerBatch = Callable[[Sequence[Question], int], list[R]]
 """Answers a batch; the second argument is the index of its first question."""
@@ -49,7 +50,7 @@ AnswerBatch = Callable[[Sequence[Question], int], list[R]]
 
 @dataclass(frozen=True)
 class Answering:
-    """How a model answers and scores a batch.
+    """How a model answers and scores questions.
 
     The estimators go by names of the caller's choice; they share a replay if their objectives agree. `by_sentence`:
     every sentence is scored by itself.
@@ -61,60 +62,70 @@ class Answering:
     phrasing: Phrasing = field(default_factory=Phrasing)
     by_sentence: bool = False
 
-    def __call__(self, batch: Sequence[Question], start: int) -> list[Answer]:
-        """The answers to a batch, in its order; those that do not fit the context window without text."""
+    def settings(self, questions: Sequence[Question]) -> dict[str, Any]:
+        """Everything that answers and scores depend on, as plain JSON; two runs may share a file if this is the same.
+
+        Raises:
+            InputError: questions with and without context are mixed, or the prompts do not go with them.
+        """
+        self.phrasing.require(questions)
+        form = {"options": self.options, "template": self.phrasing.name(questions), "by_sentence": self.by_sentence}
+        return run_settings(self.model, self.estimators, **cast("Any", form))
+
+    def run(
+        self, questions: Sequence[Question], path: Path, *, batch_size: int = 8, on_progress: Progress | None = None
+    ) -> Sequence[Answer]:
+        """Answer and score the questions, in order, keeping every answer at `path`; recorded answers are not redone.
+
+        A question that does not fit the context window is kept without an answer, and with the reason.
+
+        Args:
+            questions: distinct ones, as `read_questions` gives them.
+            path: the record of the run (see `JobRecord`).
+            batch_size: questions answered and scored at once. Sampled runs need a seed.
+            on_progress: called with (recorded answers, questions in all), at the start and after every batch.
+        """
+        return self._kept(Answer, questions, path, batch_size, on_progress)
+
+    def _kept(
+        self, row: type[A], questions: Sequence[Question], path: Path, batch_size: int, on_progress: Progress | None
+    ) -> list[A]:
+        check_run(self.estimators, self.options, batch_size)
+
+        def unanswered(question: Question, reason: str) -> A:
+            none = dict.fromkeys(self.estimators, AnswerScore(uncertainty=None, reason=reason))
+            return row.to(question, text=None, scores=none)
+
+        def answer(batch: Sequence[Question], start: int) -> list[A]:
+            answers = partial(self._answers, row, seeded(self.options, start))
+            return where_it_fits(self.model, self.phrasing, batch, answers, unanswered)
+
+        with JobRecord(path, self.settings(questions), row) as record:
+            self._begin(record, questions)
+            return complete(record, questions, answer, batch_size=batch_size, on_progress=on_progress)
+
+    def _begin(self, record: JobRecord[A], questions: Sequence[Question]) -> None:
+        """What is to be done before the questions that the record lacks."""
+
+    def _answers(
+        self,
+        row: type[A],
+        options: GenerationOptions,
+        questions: Sequence[Question],
+        conversations: Sequence[list[Message]],
+    ) -> list[A]:
+        """The answers to a batch, in its order."""
         objective = shared_objective(self.estimators.values())
+        generations = self.model.generate_batch(conversations, options, objective=objective)
+        return [self._scored(row, *pair) for pair in zip(questions, generations, strict=True)]
 
-        def answer(questions: Sequence[Question], conversations: Sequence[list[Message]]) -> Iterator[Answer]:
-            generations = self.model.generate_batch(conversations, seeded(self.options, start), objective=objective)
-            return map(self._scored, questions, generations)
-
-        return where_it_fits(self.model, self.phrasing, batch, answer, self._unanswered)
-
-    def _scored(self, question: Question, generation: Generation) -> Answer:
+    def _scored(self, row: type[A], question: Question, generation: Generation, **more: Any) -> A:
         evidence, score = generation.evidence, partial(scores_of, self.estimators)
-        found = (
-            sentence_fields(self.model, evidence, score, self.estimators)
-            if self.by_sentence
-            else {"scores": score([evidence])[0]}
-        )
-        return Answer.to(question, text=generation.text, finish_reason=generation.finish_reason, **found)
-
-    def _unanswered(self, question: Question, reason: str) -> Answer:
-        none = dict.fromkeys(self.estimators, AnswerScore(uncertainty=None, reason=reason))
-        return Answer.to(question, text=None, scores=none)
-
-
-def collect_answers(
-    questions: Sequence[Question],
-    path: Path,
-    answering: Answering,
-    *,
-    batch_size: int = 8,
-    on_progress: Progress | None = None,
-) -> list[Answer]:
-    """Answer and score the questions, in order, keeping every answer at `path`; recorded answers are not redone.
-
-    A question that does not fit the context window is kept without an answer, and with the reason.
-
-    Args:
-        questions: distinct ones, as `read_questions` gives them.
-        path: the record of the run (see `JobRecord`).
-        answering: how a batch is answered. Sampled runs need a seed.
-        batch_size: questions answered and scored at once.
-        on_progress: called with (recorded answers, questions in all), at the start and after every batch.
-    """
-    check_run(answering.estimators, answering.options, batch_size)
-    answering.phrasing.require(questions)
-    settings = run_settings(
-        answering.model,
-        answering.estimators,
-        options=answering.options,
-        template=answering.phrasing.name(questions),
-        by_sentence=answering.by_sentence,
-    )
-    with JobRecord(path, settings, Answer) as record:
-        return complete(record, questions, answering, batch_size=batch_size, on_progress=on_progress)
+        if self.by_sentence:
+            more |= sentence_fields(self.model, evidence, score, self.estimators)
+        elif "scores" not in more:
+            more["scores"] = score([evidence])[0]
+        return row.to(question, text=generation.text, finish_reason=generation.finish_reason, **more)
 
 
 def batches_of(questions: Iterable[Question], size: int) -> Iterator[Batch]:

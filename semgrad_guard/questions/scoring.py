@@ -70,22 +70,3 @@ class TextScorer:
         policy = self.policy or lets_every_score_through("abstain")
         mode = "enforce" if self.by_sentence is None else "annotate"  # no sentence is left out
         return settle(draft, Terms(policy=policy, mode=mode), prompt=prompt).verdict
-
-
-def score_record(row: Question, verdict: Verdict) -> dict[str, object]:
-    """The line of a text in the output of `score`: plain JSON types."""
-    return {"id": row.id, "question": row.question, "response": row.response, **verdict.metadata()}
-
-
-def too_long(row: Question, why: str) -> str:
-    """The warning about a text that does not fit the context window."""
-    return f"{_name(row)} is left out: {why}"
-
-
-def no_score(row: Question, why: str | None) -> str:
-    """The warning about a text without a score."""
-    return f"{_name(row)} has no score: {why or 'no reason is known'}."
-
-
-def _name(row: Question) -> str:
-    return repr(row.id or row.question[:60])

@@ -20,7 +20,7 @@ from semgrad_guard.errors import DataFileError, MissingExtraError
 from semgrad_guard.files import TwiceError, distinct, first_line
 from semgrad_guard.pocket import QUESTIONS_PATH
 from semgrad_guard.questions.columns import tells_even_if_empty
-from semgrad_guard.questions.data_files import STDIN, Row, called, inner_name, read_data, read_table, rows_of
+from semgrad_guard.questions.data_files import STDIN, Row, called, read_table, rows_of, unpacked
 from semgrad_guard.questions.layouts import UnknownLayoutError, records_in
 
 POCKET = "pocket"
@@ -77,53 +77,48 @@ def entries(source: str) -> Iterator[Entry]:
 
 
 def _file(path: Path) -> Iterator[Entry]:
-    suffix = Path(inner_name(path)).suffix.lower()
-    if suffix in (".csv", ".tsv"):
-        return _rows(path, read_table(path)[1])
-    if suffix == PARQUET:
+    if path.suffix.lower() == PARQUET:
         return _parquet(path)
+    name, content = unpacked(path)
+    suffix = Path(name).suffix.lower()
     if suffix == EXCEL:
-        return _rows(path, _excel(path))
+        return _rows(path, _excel(path, content))
     if suffix in (".yaml", ".yml"):
         raise DataFileError(f"{called(path)} is YAML; give the questions as JSON, JSON Lines or CSV.")
-    content = read_data(path)
     if content.startswith(_PACKED):
         raise DataFileError(f"{called(path)} is a workbook or compressed; give its text, as CSV (UTF-8) or JSON Lines.")
-    if suffix == ".txt" and not content.lstrip().startswith((b"{", b"[")):  # Excel's "Unicode text"
+    is_text = suffix == ".txt" and not content.lstrip().startswith((b"{", b"["))  # Excel's "Unicode text"
+    if is_text or suffix in (".csv", ".tsv"):
         return _rows(path, read_table(path)[1])
     return _json(path, content, is_lines=suffix not in (".json", "") and path != STDIN)
 
 
 def _json(path: Path, content: bytes, *, is_lines: bool) -> Iterator[Entry]:
     """The entries of a JSON list, of an object that holds some, or of JSON Lines, whatever the file's name tells."""
+    name = called(path)
     lines = [  # only line feeds end a line: JSON strings may hold U+2028
         (number, line) for number, line in enumerate(content.split(b"\n"), start=1) if line.strip()
     ]
     is_list = content.lstrip().startswith(b"[")
-    has_records = any(isinstance(_parsed(line, "", span=""), dict) for _, line in lines[:2]) and not is_list
-    if (len(lines) == 1 and has_records) if is_lines and not is_list else not (len(lines) > 1 and has_records):
-        document: Any = _parsed(content, called(path), span="of the file") if lines else cast("list[Any]", [])
+    has_records = any(isinstance(_parsed(line, ""), dict) for _, line in lines[:2])
+    if is_list or (len(lines) == 1 if has_records else not is_lines):
+        document: Any = _parsed(content, name, span="of the file") if lines else []
         if isinstance(document, DataFileError):
             raise document
-        unit, records = "entry", _records(path, document)
-        return _numbered(called(path), "JSON object" if records == [document] else unit, records)
-    return (
-        Entry(called(path), "line", number, _parsed(line, f"{called(path)}, line {number}", span="of the line"))
-        for number, line in lines
-    )
+        records = _records(name, document)
+        return _numbered(name, "JSON object" if records == [document] else "entry", records)
+    return (Entry(name, "line", number, _parsed(line, f"{name}, line {number}")) for number, line in lines)
 
 
-def _records(path: Path, document: Any) -> list[Any]:
-    if isinstance(document, list):
-        return cast("list[Any]", document)
+def _records(name: str, document: Any) -> list[Any]:
     if not isinstance(document, dict):
-        return [document]
+        return cast("list[Any]", document) if isinstance(document, list) else [document]
     try:
         return records_in(cast("dict[str, Any]", document))
     except UnknownLayoutError as error:
-        raise DataFileError(f"{called(path)} is one JSON object, {error}.") from error
+        raise DataFileError(f"{name} is one JSON object, {error}.") from error
     except (AttributeError, KeyError, TypeError) as error:
-        raise DataFileError(f"{called(path)} is one JSON object, and no layout of questions that is known.") from error
+        raise DataFileError(f"{name} is one JSON object, and no layout of questions that is known.") from error
 
 
 def _folder(folder: Path) -> Iterator[Entry]:
@@ -162,7 +157,7 @@ def _numbered(source: str, unit: str, records: Iterable[Any]) -> Iterator[Entry]
     return (Entry(source, unit, number, record) for number, record in enumerate(records, start=1))
 
 
-def _parsed(text: bytes, place: str, *, span: str) -> Any:
+def _parsed(text: bytes, place: str, *, span: str = "of the line") -> Any:
     try:
         return json.loads(text.decode("utf-8"), object_pairs_hook=distinct)
     except UnicodeDecodeError as error:
@@ -189,14 +184,14 @@ def _rows(path: Path, rows: Iterable[Row]) -> Iterator[Entry]:
         yield entry
 
 
-def _excel(path: Path) -> list[Row]:
+def _excel(path: Path, content: bytes) -> list[Row]:
     """The rows of the one sheet of a workbook that holds any."""
     try:
         openpyxl = import_module("openpyxl")
     except ModuleNotFoundError as error:
         raise MissingExtraError("openpyxl", extra="excel") from error
     try:
-        book: Any = openpyxl.load_workbook(io.BytesIO(read_data(path)), read_only=True, data_only=True)
+        book: Any = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=True)
         sheets = {sheet.title: [*sheet.iter_rows(values_only=True)] for sheet in book.worksheets}
     except (KeyError, ValueError, OSError, BadZipFile) as error:
         raise DataFileError(f"Cannot read {path}: {first_line(error)}. Is it an Excel workbook (.xlsx)?") from error

@@ -1,10 +1,13 @@
-"""Bad files of every kind: broken lines, tables, outputs, records and sheets of labels."""
+"""Bad files of every kind: broken lines, tables, outputs, records, sheets of labels and standard input."""
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from .bad_calls import ASK, CALIBRATE, EVALUATE, SCORE, WITH_DATA, Bad, in_turn, instead
@@ -187,9 +190,7 @@ JUNK: dict[str, str | bytes] = {
 
 def records() -> Iterator[Bad]:
     """Calibrations, probes and finished runs that are none, or are no longer what was written."""
-    options = {
-        "calibration": {"ask": ASK, "score": SCORE},
-    }
+    options = {"calibration": {"ask": ASK, "score": SCORE}}
     for option, commands in options.items():
         for (command, base), name in in_turn(commands.items(), JUNK):
             yield Bad(f"{command} --{option}: {name}", (*base, f"--{option}={{in}}/junk/{name}.json"))
@@ -247,3 +248,93 @@ LABELS: dict[str, bytes] = {
     "unclosed": b'key,correct\n"a,1\n',
     "binary": bytes(range(256)),
 }
+
+
+def standard_input() -> Iterator[Bad]:
+    """Standard input that is empty, is no UTF-8, or is wanted twice."""
+    wrong: dict[str, bytes] = {
+        "empty": b"",
+        "blank": b" \r\n",
+        "a BOM": codecs.BOM_UTF8,
+        "Latin-1": "café?".encode("latin-1"),
+        "a stray byte": b"What\xff?",
+        "UTF-16": "What?".encode("utf-16")[:-1],
+        "too long": b"long " * 1000,
+    }
+    says = {"Latin-1": "stdin is not UTF-8", "a stray byte": "stdin is not UTF-8", "UTF-16": "stdin is UTF-16"}
+    for name, content in wrong.items():
+        yield Bad(f"ask - : {name}", ("ask", "-", "--model", "{model}"), (1,), says.get(name, ""), content)
+        for command, base in WITH_DATA.items():
+            yield Bad(f"{command} --data - : {name}", instead(base, data="-"), (1,), "stdin", content)
+    both = ("evaluate", "--model", "{model}", "--data", "-", "--labels", "-", "--output", "{out}/e")
+    yield Bad("stdin twice", both, says="stdin", stdin=line().encode())
+
+
+def make_inputs(folder: Path) -> None:
+    """Everything below `{in}`, but for the calibration and what comes from it."""
+    good = [f"Which is item {i}?" for i in range(3)]
+    for name, fields in {
+        "responses": {"response": "This."},
+        "answers": {"answers": ["This."]},
+        "paraphrases": {"paraphrases": ["What then?"]},
+    }.items():
+        path = folder / f"{name}.jsonl"
+        path.write_text("".join(json.dumps({"question": q, **fields}) + "\n" for q in good))
+        (folder / f"link-{name}.jsonl").symlink_to(path)
+        os.link(path, folder / f"hard-{name}.jsonl")
+    (folder / "again").symlink_to(folder)
+    (folder / "loop.jsonl").symlink_to("loop.jsonl")
+    (folder / "dangling.jsonl").symlink_to("nothing")
+    (folder / "dangling-far.jsonl").symlink_to("no/where")
+    os.mkfifo(folder / "pipe")
+    (folder / "link-pipe").symlink_to("pipe")
+    _make_socket(folder / "socket")
+    (folder / "plot.png").write_bytes((folder / "answers.jsonl").read_bytes())
+    (folder / "probe.json").write_text("{}")
+    _write(folder / "lines", ((f"{i}.jsonl", _second(broken)) for i, (broken, _) in enumerate(LINES.values())))
+    _write(folder / "files", [*FILES.items(), *CSV.items()])
+    _write(folder / "labels", ((f"{name}.csv", content) for name, content in LABELS.items()))
+    junk = {name: text.encode() if isinstance(text, str) else text for name, text in JUNK.items()}
+    _write(folder / "junk", ((f"{name}.json", content) for name, content in junk.items()))
+    for name, content in junk.items():
+        _write(folder / "junk" / name, [("run.json", content)])
+    for name, content in RUNS.items():
+        _write(folder / "runs" / name, [("answers.jsonl", content), ("c.answers.jsonl", content)])
+    old = (folder / "answers.jsonl").read_bytes()
+    _write(folder / "old", [(name, old) for name in ("graded.csv", "run.json", "answers.jsonl", "grades.jsonl")])
+
+
+def edit_calibration(folder: Path, calibration: Path) -> None:
+    """A good calibration at `{in}/c.json`, and edited ones."""
+    content = calibration.read_text()
+    (folder / "c.json").write_text(content)
+    record = json.loads(content)
+    edited = ((f"{name}.json", json.dumps({**record, **change}).encode()) for name, change in EDITED.items())
+    _write(folder / "edited", edited)
+
+
+def _second(broken: bytes) -> bytes:
+    return line(question="Who?").encode() + b"\n" + broken + b"\n"
+
+
+def _write(folder: Path, contents: Iterable[tuple[str, bytes]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents:
+        (folder / name).write_bytes(content)
+
+
+def _make_socket(path: Path) -> None:
+    """A socket's path may have about a hundred letters only: bound in its own folder."""
+    here = Path.cwd()
+    os.chdir(path.parent)
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+ALL = (
+    *(lines, files, csv_files, hub_names, outputs, other_outputs, no_files),
+    *(shared_outputs, records, run_records, label_sheets, standard_input),
+)

@@ -115,3 +115,6 @@ def break_models(folder: Path, good: Path, nan: Callable[[Path], None]) -> None:
     broken = {**MODELS, **{f"template {name}": _template(text) for name, text in TEMPLATES.items()}, "NaN weights": nan}
     for name, change in broken.items():
         change(shutil.copytree(good, folder / name))
+
+
+ALL = (models, templates)

@@ -120,3 +120,6 @@ def texts() -> Iterator[Bad]:
     for option in ("--data", "--output"):
         for command, base in WITH_DATA.items():
             yield Bad(f"{command} {option} with a null", given(base, option, "a\0b"))
+
+
+ALL = (numbers, names, conflicts, texts)

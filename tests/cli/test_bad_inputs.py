@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 from semgrad_guard.cli import app, loading
 from semgrad_guard.loading import ModelSource
 
-from . import bad_inputs, bad_models
-from .bad_inputs import Bad
+from . import bad_files, bad_models, bad_options
+from .bad_calls import Bad
 from .helpers import flat
 
 OPTIONAL = ("dtype", "device", "quantization_config", "semantic_token", "template_option", "engine")
-CASES = bad_inputs.all_of_them()
+CASES = [case for make in (*bad_options.ALL, *bad_files.ALL, *bad_models.ALL) for case in make()]
 Places = dict[str, Path]
 
 
@@ -31,8 +31,8 @@ def places(
 ) -> Places:
     """The folders that the cases name, made once."""
     inputs, models = tmp_path_factory.mktemp("in"), tmp_path_factory.mktemp("models")
-    bad_inputs.make_inputs(inputs)
-    bad_inputs.edit_calibration(inputs, module_calibration)
+    bad_files.make_inputs(inputs)
+    bad_files.edit_calibration(inputs, module_calibration)
     bad_models.break_models(models, model_folder, fill_with_nan)
     return {"in": inputs, "models": models, "model": model_folder, "run": finished_run}
 

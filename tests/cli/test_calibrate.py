@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,9 +43,7 @@ def test_the_promise_is_told_and_saved(calibrate: Run, right: Path, tmp_path: Pa
     assert "AUROC undefined: all answers are right threshold" in shown
     assert "P(correct)" in shown
     assert made.id in shown
-    assert made.binding is not None
     assert made.binding.grader == "contains@3"
-    assert made.binding.prompt_template is not None
     assert made.binding.prompt_template.startswith("chat@")
     assert len((tmp_path / "c.answers.jsonl").read_text().splitlines()) == 61
 
@@ -119,7 +119,6 @@ def test_contexts_are_another_form_of_prompt(calibrate: Run, tmp_path: Path) -> 
     rows: list[dict[str, Any] | str] = [{"question": q, "answers": ["x"], "context": f"About {q}"} for q in ASKED[:3]]
     calibrate(jsonl(tmp_path / "context.jsonl", rows))
     made = Calibration.load(tmp_path / "c.json")
-    assert made.binding is not None
     assert str(made.binding.prompt_template).startswith("context@")
     mixed = calibrate(jsonl(tmp_path / "mixed.jsonl", [*rows, {"question": "q", "answers": ["x"]}]))
     assert mixed.exit_code == 1
@@ -178,7 +177,6 @@ def test_a_programs_own_prompts_are_calibrated_on(
     form = ("--system", "Be brief.", "--column", "context=passages")
     made = made_by(calibrate, data, tmp_path, *form, "--prompt", f"@{tmp_path / 'prompt.txt'}")
     assert made.shape == PromptShape.of(language_model.render(turn).form for turn in turns)
-    assert made.binding is not None
     assert str(made.binding.prompt_template).startswith("context+system-")
     assert made_by(calibrate, data, tmp_path, *form, "--prompt", template) == made
     other = calibrate(data, *form, "--prompt", template.replace("Use", "Read"))
@@ -230,8 +228,6 @@ def test_learned_estimators_keep_the_shape_of_the_part_that_they_calibrate_on(
     calibrate: Run, right: Path, tmp_path: Path
 ) -> None:
     made = made_by(calibrate, right, tmp_path, "--estimator", "auto", "--alpha", 0.3)
-    assert made.choice is not None
-    assert made.shape is not None
     assert made.shape.n == made.n == 60 - len(made.choice.questions)
 
 
@@ -327,8 +323,32 @@ def test_answers_that_were_cut_off_are_told_before_and_after_they_are_graded(
     )
     assert "cut off 60 answers, 0 of them wrong (within their first sentence they have no score)" in shown
     made = Calibration.load(tmp_path / "c.json")
-    assert made.binding is not None
     assert (made.binding.on_cut, made.n_unscored, made.tries) == ("unscored", 59, 1)
     document = json.loads(calibrate(right, "--json").stdout)
     assert document["cut_off"] == {"answers": 60, "wrong": 0}
     assert (document["calibration"]["tries"], document["calibration"]["binding"]["on_cut"]) == (2, "score")
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "your-model.md"
+SHOWN = re.compile(r"`(\w+\.jsonl)`.*?\n\n```json\n(.*?)```", re.DOTALL)
+COMMAND = re.compile(r"^(?:\$ )?semgrad-guard (calibrate (?:.*\\\n)*.*)$", re.MULTILINE)
+
+
+def test_the_steps_of_your_model_follow_from_each_other(
+    run: Callable[..., Result], model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = PAGE.read_text(encoding="utf-8")
+    files = dict(SHOWN.findall(page))
+    assert set(files) == {"questions.jsonl", "passages.jsonl"}
+    for name, content in files.items():
+        Path(name).write_text(content)
+    plain, prompts, *_ = (shlex.split(command.replace("\\\n", " ")) for command in COMMAND.findall(page))
+    for command, data in ((plain, "questions.jsonl"), (prompts, "passages.jsonl")):
+        command[command.index("--model") + 1] = str(model_folder)
+        command[command.index("--data") + 1] = data
+        result = run(*command, "--max-tokens", 2)
+        assert result.exit_code in (0, 4, 6), result.stderr  # 4: two questions keep no promise; 6: all were cut off
+        assert "is not valid" not in result.stderr
+        assert Path(command[command.index("--output") + 1]).is_file()
+    assert prompts[prompts.index("--data") + 1] in files

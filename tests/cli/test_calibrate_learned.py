@@ -47,9 +47,7 @@ def test_states_are_fitted_on_a_quarter_and_says_so(learned: tuple[Result, Path]
     assert result.exit_code == 0, result.stderr
     made = Calibration.load(path)
     assert "states: Fitted on 51 answers" in flat(result.stderr)
-    assert made.choice is not None
     assert made.choice.weights is not None
-    assert made.binding is not None
     assert (made.binding.estimator, made.n, len(made.choice.questions)) == ("states", 153, 51)
 
 
@@ -58,7 +56,6 @@ def test_ask_and_score_use_the_fitted_estimator(learned: tuple[Result, Path], ru
     made = Calibration.load(path)
     given = ("--model", model_folder, "--calibration", path, "--json")
     answer = json.loads(run("ask", MANY[0], "--max-tokens", TOKENS, *given).stdout)
-    assert made.binding is not None
     assert answer["estimator"] == "states"
     assert answer["details"]["settings"] == made.binding.settings
     assert (answer["semgrad"], answer["paragrad"]) == (None, None), "there is no replay"
@@ -78,7 +75,6 @@ def test_too_few_questions_fall_back_in_words(
     stderr = flat(result.stderr)
     assert "max_probability: Max probability takes the place of FusedStates, which learns from" in stderr
     made = Calibration.load(tmp_path / "c.json")
-    assert made.binding is not None
     assert (made.binding.estimator, made.n) == ("max_probability", 60)
 
 

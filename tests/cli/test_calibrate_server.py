@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,84 +57,70 @@ def url(language_model: LanguageModel) -> Iterator[str]:
 
 @pytest.fixture
 def calibrate(run: Run, right: Path, tmp_path: Path, url: str) -> Run:
-    fixed = (
-        "--engine",
-        url,
-        "--model",
-        "tiny",
-        "--data",
-        right,
-        "--max-tokens",
-        TOKENS,
-        "--output",
-        tmp_path / "c.json",
-        "--on-cut",
-        "score",
-    )
+    files = ("--data", right, "--output", tmp_path / "c.json")
+    fixed = ("--engine", url, "--model", "tiny", *files, "--max-tokens", TOKENS, "--on-cut", "score")
     return lambda *more: run("calibrate", *merged(fixed, more))
+
+
+def kept_behind(url: str, calibration: Path, questions: Sequence[str]) -> list[dict[str, Any]]:
+    """The answers of a server that guards the one at `url` by this calibration."""
+    usual: dict[str, Any] = {"upstream": url, "model": "tiny", "max_tokens": TOKENS, "no_log": True}
+    server = assemble(ServerSettings(**usual, calibration=str(calibration)), keys=Keys([]), hosts=None)
+
+    async def answered() -> list[dict[str, Any]]:
+        transport = httpx.ASGITransport(server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            bodies = [{"model": "tiny", "messages": [{"role": "user", "content": one}]} for one in questions]
+            return [(await client.post("/v1/chat/completions", json=body)).json() for body in bodies]
+
+    try:
+        return asyncio.run(answered())
+    finally:
+        server.service.close()
+
+
+def kept_rows(folder: Path) -> list[dict[str, Any]]:
+    """The recorded answers; the header counts the tries."""
+    return [json.loads(line) for line in (folder / "c.answers.jsonl").read_text().splitlines()[1:]]
 
 
 @pytest.mark.parametrize("estimator", ["max_probability", "top_entropy"])
 def test_a_calibration_of_a_server_is_kept_behind_it(calibrate: Run, tmp_path: Path, url: str, estimator: str) -> None:
     result = calibrate("--estimator", estimator)
     assert result.exit_code == 0, result.stderr
-    made = Calibration.load(tmp_path / "c.json")
-    assert made.binding is not None
+    made, rows = Calibration.load(tmp_path / "c.json"), kept_rows(tmp_path)[:3]
     assert (made.binding.model, made.binding.estimator) == ("tiny", estimator)
     assert made.binding.options == {"temperature": 0, "max_tokens": TOKENS}
-    usual: dict[str, Any] = {"upstream": url, "model": "tiny", "max_tokens": TOKENS, "no_log": True}
-    settings = ServerSettings(**usual, calibration=str(tmp_path / "c.json"))
-    server = assemble(settings, keys=Keys([]), hosts=None)
-    rows = [json.loads(line) for line in (tmp_path / "c.answers.jsonl").read_text().splitlines()[1:]]
-
-    async def answered() -> list[dict[str, Any]]:
-        transport = httpx.ASGITransport(server.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            bodies = [{"model": "tiny", "messages": [{"role": "user", "content": row["question"]}]} for row in rows[:3]]
-            return [(await client.post("/v1/chat/completions", json=body)).json() for body in bodies]
-
-    for row, found in zip(rows, asyncio.run(answered()), strict=False):
-        record, uncertainty = found["semgrad_guard"], row["scores"][estimator]["uncertainty"]
+    found = kept_behind(url, tmp_path / "c.json", [row["question"] for row in rows])
+    for row, answer in zip(rows, found, strict=True):
+        record, uncertainty = answer["semgrad_guard"], row["scores"][estimator]["uncertainty"]
         let_through = uncertainty <= (made.threshold or 0)
         assert (record["action"] == "answer", record["promised"]) == (let_through, let_through)
         if let_through:
-            assert found["choices"][0]["message"]["content"] == row["text"]
+            assert answer["choices"][0]["message"]["content"] == row["text"]
             assert record["uncertainty"] == pytest.approx(uncertainty, rel=1e-6)
-    server.service.close()
 
 
 def test_a_calibration_by_sentence_is_kept_behind_it(calibrate: Run, tmp_path: Path, url: str) -> None:
     result = calibrate("--by", "sentence", "--on-doubt", "drop", "--estimator", "gnll")
-    made = Calibration.load(tmp_path / "c.json")
+    made, rows = Calibration.load(tmp_path / "c.json"), kept_rows(tmp_path)
     assert made.sentences is not None, result.stderr
-    assert made.binding is not None
     unit = {"by": "sentence", "on_doubt": "drop"}
     assert made.binding.settings == {"reported": True, "top_logprobs": 5, **unit}
-    rows = [json.loads(line) for line in (tmp_path / "c.answers.jsonl").read_text().splitlines()[1:]]
     assert rows[0]["sentences"][0]["scores"]["gnll"] == rows[0]["scores"]["gnll"]
-    usual: dict[str, Any] = {"upstream": url, "model": "tiny", "max_tokens": TOKENS, "no_log": True}
-    server = assemble(ServerSettings(**usual, calibration=str(tmp_path / "c.json")), keys=Keys([]), hosts=None)
-
-    async def answered(question: str) -> dict[str, Any]:
-        transport = httpx.ASGITransport(server.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            body = {"model": "tiny", "messages": [{"role": "user", "content": question}]}
-            return (await client.post("/v1/chat/completions", json=body)).json()
-
-    record = asyncio.run(answered(rows[0]["question"]))["semgrad_guard"]
+    (found,) = kept_behind(url, tmp_path / "c.json", [rows[0]["question"]])
     own = rows[0]["sentences"][0]["scores"]["gnll"]["uncertainty"]
-    assert (record["action"] == "answer") == (own <= (made.threshold or -1.0))
-    server.service.close()
+    assert (found["semgrad_guard"]["action"] == "answer") == (own <= (made.threshold or -1.0))
     assert calibrate("--by", "sentence", "--on-doubt", "stop").exit_code in (0, 2)
-    assert [json.loads(line) for line in (tmp_path / "c.answers.jsonl").read_text().splitlines()[1:]] == rows
+    assert kept_rows(tmp_path) == rows
     assert "by is None and was 'sentence'" in flat(calibrate().stderr)
 
 
 def test_it_resumes_and_names_what_is_no_servers(calibrate: Run, tmp_path: Path) -> None:
     assert calibrate().exit_code == 0
-    before = (tmp_path / "c.answers.jsonl").read_text().splitlines()[1:]  # the header counts the tries
+    before = kept_rows(tmp_path)
     assert calibrate("--estimator", "gnll").exit_code == 0
-    assert (tmp_path / "c.answers.jsonl").read_text().splitlines()[1:] == before
+    assert kept_rows(tmp_path) == before
     for more, says in (
         (("--estimator", "semgrad"), "semgrad needs the model itself"),
         (("--dtype", "float32"), "are for a model here, and a server writes the answers"),

@@ -77,11 +77,8 @@ def test_a_run_from_questions_to_a_table(evaluate: Run, mixed: Path, tmp_path: P
     for row, answer in zip(rows, kept(tmp_path), strict=True):
         assert float(row["LN-PE"]) == answer.uncertainty("ln_pe")
         assert float(row["ms: LN-PE"]) == answer.milliseconds["ln_pe"] > 0
-    assert (
-        (tmp_path / "out" / "labels.csv")
-        .read_text(encoding="utf-8-sig")
-        .startswith("key,question,passage,references,answer")
-    )
+    sheet = (tmp_path / "out" / "labels.csv").read_text(encoding="utf-8-sig")
+    assert sheet.startswith("key,question,passage,references,answer")
 
 
 @pytest.mark.parametrize("reason", ["no such data", "no such model"])
@@ -101,11 +98,8 @@ def test_json_and_the_first_of_a_csv_file(evaluate: Run, tmp_path: Path, texts: 
     data.write_text("question;answers\r\n" + "".join(f"{q};seven\r\n" for q in ASKED[:5]), encoding="utf-8-sig")
     result = evaluate("--data", data, "--limit", 2, "--json", "--prompt", "paper", "--grader", "token-f1")
     document = json.loads(result.stdout)
-    assert (document["accuracy"], document["settings"]["questions"], document["settings"]["prompt"]) == (
-        0.0,
-        2,
-        "paper",
-    )
+    assert (document["accuracy"], document["settings"]["questions"]) == (0.0, 2)
+    assert document["settings"]["prompt"] == "paper"
     assert document["settings"]["grader"] == "token-f1>=0.5"
     assert document["methods"]["G-NLL"]["auroc"] is None
     assert document["methods"]["G-NLL"]["aurc"] == 1.0
@@ -256,7 +250,6 @@ def test_learned_scores_are_left_out_where_there_are_too_few_labels(
     assert "FusedStates" not in result.stdout
     (answer, *_) = kept(tmp_path)
     features = answer.scores["states"].features
-    assert features is not None
     assert features["gnll"] == pytest.approx(answer.uncertainty("gnll"))
     assert table(tmp_path)[0]["FusedStates"] == ""
 

@@ -32,20 +32,13 @@ def test_a_plan_is_about_the_first_calibration_of_the_command(run: Callable[...,
     assert [row["found"] for row in shown] == [0, 1]
 
 
-@pytest.mark.parametrize("wrong", [("--error", 2), ("--auroc", -1), ("--labels", 0), ("--alpha", 0)])
-def test_numbers_out_of_range_are_refused(run: Callable[..., Result], wrong: tuple[str, object]) -> None:
-    assert run("plan", "--error", 0.2, "--auroc", 0.8, *wrong).exit_code == 2
-
-
 def test_a_plan_by_sentence_is_about_answers_whose_sentences_have_labels(run: Callable[..., Result]) -> None:
     usual = ("plan", "--error", 0.3, "--auroc", 0.88, "--alpha", 0.2, "--labels", 100, "--by", "sentence")
     drop = json.loads(run(*usual, "--on-doubt", "drop", "--json").stdout)[0]
     stop = json.loads(run(*usual, "--on-doubt", "stop", "--json").stdout)[0]
-    assert (drop["unit"], drop["found"] > stop["found"], drop["coverage"] > stop["coverage"]) == (
-        "sentences",
-        True,
-        True,
-    )
+    assert drop["unit"] == "sentences"
+    assert drop["found"] > stop["found"]
+    assert drop["coverage"] > stop["coverage"]
     assert "100 answers with labels find a threshold" in run(*usual).stdout
 
 

@@ -129,9 +129,3 @@ def test_ctrl_c_says_how_to_go_on(run_probe: Run, data: Path, monkeypatch: pytes
     assert result.exit_code == 130
     assert "Run the same command again to continue" in flat(result.stderr)
     assert run_probe("--data", data).exit_code == 0
-
-
-def test_an_output_that_cannot_be_written(run: Run, data: Path, tmp_path: Path) -> None:
-    result = run("probe", "--data", data, "--output", tmp_path / "absent" / "p.json")
-    assert result.exit_code == 1
-    assert "Cannot write" in result.stderr

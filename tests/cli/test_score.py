@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -79,20 +80,8 @@ def test_texts_are_scored_with_the_prompt_of_a_calibration(
     (tmp_path / "system.txt").write_text("Be brief.\n")
     way = ["--system", f"@{tmp_path / 'system.txt'}", "--prompt", "Read {context}: {question}"]
     made = tmp_path / "c.json"
-    run(
-        "calibrate",
-        "--model",
-        model_folder,
-        "--data",
-        data,
-        "--output",
-        made,
-        *way,
-        "--max-tokens",
-        4,
-        "--on-cut",
-        "score",
-    )
+    fixed = ("--model", model_folder, "--max-tokens", 4, "--on-cut", "score")
+    run("calibrate", *fixed, "--data", data, "--output", made, *way)
     texts = jsonl(tmp_path / "t.jsonl", ({**row, "response": "so"} for row in rows))
     found = records(score("--data", texts, "--calibration", made, "--json", *way).stdout)
     assert [record["details"]["unfamiliar"] for record in found] == [[]] * 60
@@ -141,9 +130,8 @@ def test_a_calibration_decides_and_drift_is_reported(score: Run, tmp_path: Path,
 
 def test_a_broken_line_is_named_and_the_rest_scored(score: Run, tmp_path: Path) -> None:
     good = responses(tmp_path).read_text().splitlines()
-    data = jsonl(
-        tmp_path / "broken.jsonl", [good[0], good[1][:20], good[2], good[0], '{"question": "q", "response": ""}']
-    )
+    empty = '{"question": "q", "response": ""}'
+    data = jsonl(tmp_path / "broken.jsonl", [good[0], good[1][:20], good[2], good[0], empty])
     result = score("--data", data, "--json")
     assert result.exit_code == 5
     assert len(records(result.stdout)) == 2
@@ -173,7 +161,6 @@ def test_by_sentence(score: Run, tmp_path: Path, language_model: LanguageModel) 
     found = language_model.score("What is tea?", text, by="sentence")
     assert [(part["start"], part["end"]) for part in record["sentences"]] == [(0, 16), (16, 34)]
     for part, segment in zip(record["sentences"], found, strict=True):
-        assert segment.scores is not None
         assert part["uncertainty"] == pytest.approx(segment.scores.hybridgrad, rel=1e-4)
     shown = flat(score(*given, "--output", tmp_path / "s.jsonl").stdout)
     assert "Tea is a drink." in shown
@@ -288,3 +275,25 @@ def test_the_promise_that_the_labels_support_is_delivered_where_it_is_chosen(
     assert "Promise" not in plain.stderr
     shown = "at most 32% are wrong, with 90% probability (10% was asked for, and these labels do not support it)"
     assert shown in flat(chosen.stderr)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return jsonl(tmp_path / "d.jsonl", [{"question": "q", "answers": ["a"], "response": "r"}])
+
+
+def test_without_ray(run: Run, data: Path) -> None:
+    if find_spec("ray"):
+        pytest.skip("ray is installed")
+    result = run("score", "--ray", 2, "--model", "pocket", "--data", data)
+    assert result.exit_code == 1
+    assert "ray is not installed. Run: pip install 'semgrad-guard[ray]'" in flat(result.stderr)
+
+
+def test_parquet_without_its_library(run: Run, tmp_path: Path) -> None:
+    if find_spec("pyarrow"):
+        pytest.skip("pyarrow is installed")
+    (tmp_path / "d.parquet").write_bytes(b"PAR1")
+    result = run("score", "--data", tmp_path / "d.parquet")
+    assert result.exit_code == 1
+    assert "pip install 'semgrad-guard[parquet]'" in flat(result.stderr)

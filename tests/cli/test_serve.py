@@ -33,7 +33,6 @@ def test_a_server_from_start_to_end(warm_python: WarmPython, model_folder: Path,
     (tmp_path / "limits.json").write_text('{"max_prompt_tokens": 100}')
     limits = ["--max-tokens", "4", "--settings", str(tmp_path / "limits.json")]
     with warm_python.start([*command, "--port", "0", "--log", str(log), *limits, "--quiet"]) as process:
-        assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("Serving tiny at http://127.0.0.1:"), line
         url = line.split()[-1]
@@ -60,7 +59,6 @@ def test_a_server_ends_in_good_order_from_its_first_line_on(
 ) -> None:
     command = ["-m", "semgrad_guard.cli", "serve", "--model", str(model_folder), "--threshold", "-1"]
     with warm_python.start([*command, "--port", "0", "--log", str(tmp_path / "log.db")]) as process:
-        assert process.stdout is not None
         assert " at http://127.0.0.1:" in process.stdout.readline()
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(LIMIT) == 0

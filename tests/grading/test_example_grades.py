@@ -56,7 +56,6 @@ def test_people_decide(tmp_path: Path) -> None:
     labelled = [f"{row}yes" if i % 4 else f"{row}no" for i, row in enumerate(rows[:-10])] + rows[-10:]
     sheet.write_text("\n".join([head, *labelled]) + "\n")
     made = calibrated("eight", tmp_path)
-    assert made.binding is not None
     assert (made.n, made.n_wrong, made.binding.grader) == (50, 13, "human")
     with pytest.raises(GradingError, match="another answer"):
         calibrated("nine", tmp_path)

@@ -9,14 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semgrad_guard.calibration.prompt_parts import common_subsequence
-from semgrad_guard.grading import (
-    GRADERS,
-    AnswerToGrade,
-    ExactMatch,
-    normalise,
-    rouge_l,
-    token_f1,
-)
+from semgrad_guard.grading import GRADERS, AnswerToGrade, Contains, ExactMatch, normalise, rouge_l, token_f1
+from semgrad_guard.grading.sheets import grade
+from tests.engine.test_reasoning import read
+from tests.thoughts import GRADED
 
 WORDS = st.lists(st.sampled_from("uvw"), max_size=6)
 
@@ -117,3 +113,15 @@ def test_many_answers_are_graded_in_order() -> None:
     ]
     for grader in GRADERS.values():
         assert grader.grade(answers) == [True, False, False]
+
+
+@pytest.mark.parametrize(("written", "reference", "right"), GRADED)
+def test_the_answer_behind_a_thought_is_graded(written: str, reference: str, right: bool) -> None:
+    text = read("qwen3", written, cut="</think>" not in written)[0].text
+    assert (grade([AnswerToGrade("What is it?", text, (reference,))], Contains())[0] is True) is right
+
+
+def test_whole_texts_would_be_misgraded() -> None:
+    items = [AnswerToGrade("What is it?", written, (reference,)) for written, reference, _ in GRADED]
+    wrong = [found != right for found, (*_, right) in zip(grade(items, Contains()), GRADED, strict=True)]
+    assert sum(wrong) >= 8

@@ -12,12 +12,13 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.grading import AnswerToGrade, Contains, ExactMatch
 from semgrad_guard.grading.by_name import require_kind, right_means
 from semgrad_guard.grading.grader import SecondOpinion, Verdicts
-from semgrad_guard.grading.sheets import Grade, grade, grade_texts, with_references
+from semgrad_guard.grading.sheets import GradeRow, SheetAnswer, grade, with_references
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.job_record import JobRecord
 from tests.made_answers import made
 
-ANSWERS = [made(i, text="right" if i % 3 else "wrong") for i in range(70)]
+RUN = [made(i, text="right" if i % 3 else "wrong") for i in range(70)]
+ANSWERS = [SheetAnswer.of(answer).to_grade for answer in RUN]
 RIGHT = [bool(i % 3) for i in range(70)]
 
 
@@ -74,7 +75,7 @@ def test_a_broken_book_is_refused(tmp_path: Path) -> None:
 
 def test_two_gradings_do_not_write_one_record(tmp_path: Path) -> None:
     path = tmp_path / "grades.jsonl"
-    with JobRecord(path, {}, Grade, kind="grades"), pytest.raises(InputError, match="Another run is writing"):
+    with JobRecord(path, {}, GradeRow, kind="grades"), pytest.raises(InputError, match="Another run is writing"):
         grade(ANSWERS[:1], Counting(), path)
     assert grade(ANSWERS[:1], Counting(), path) == RIGHT[:1]
 
@@ -91,23 +92,25 @@ def test_no_verdict_is_asked_for_again(tmp_path: Path) -> None:
 def test_changed_references_are_graded_anew(tmp_path: Path) -> None:
     book = tmp_path / "grades.jsonl"
     grade(ANSWERS[:3], Counting(), book)
-    mended = with_references(ANSWERS[:3], [Question(question="question 1", answers=("new",), kind="other")])
+    mended = with_references(RUN[:3], [Question(question="question 1", answers=("new",), kind="other")])
     assert [answer.references for answer in mended] == [("Paris",), ("new",), ("Paris",)]
     assert mended[1].kind == "other"
     again = Counting()
-    grade(mended, again, book)
+    grade([SheetAnswer.of(answer).to_grade for answer in mended], again, book)
     assert [answer.references for answer in again.asked] == [("new",)]
 
 
 def test_what_says_nothing_is_wrong_without_asking() -> None:
     grader = Counting()
-    assert grade([made(1, text=None), made(2, text=" \n"), made(4, text="right")], grader) == [False, False, True]
+    items = [SheetAnswer.of(made(i, text=text)).to_grade for i, text in enumerate((None, " \n", "right"))]
+    assert grade(items, grader) == [False, False, True]
     assert len(grader.asked) == 1
 
 
 def test_words_are_graded_anew_every_time(tmp_path: Path) -> None:
     book = tmp_path / "grades.jsonl"
-    assert grade([made(1), made(2, text="Rome")], ExactMatch(), book) == [True, False]
+    items = [AnswerToGrade("Which city?", text, ("Paris",)) for text in ("Paris", "Rome")]
+    assert grade(items, ExactMatch(), book) == [True, False]
     assert not book.exists()
 
 
@@ -117,11 +120,11 @@ def test_a_second_opinion_decides_where_there_is_no_verdict(tmp_path: Path) -> N
     items = [AnswerToGrade("Which city?", text, ("Paris",)) for text in texts]
     judge = Counting(none=["Which city?"])
     both = SecondOpinion(Contains(), judge)
-    assert both.grade(items) == grade_texts(items, both, book) == [True, False, None, "abstained", None]
+    assert both.grade(items) == grade(items, both, book) == [True, False, None, "abstained", None]
     assert [answer.text for answer in judge.asked] == ["Paris or Lyon.", "Perhaps Paris."] * 2
     once, again = Counting(), Counting()
     for judge in (once, again):
-        assert grade_texts(items, SecondOpinion(Contains(), judge), book) == [True, False, False, "abstained", False]
+        assert grade(items, SecondOpinion(Contains(), judge), book) == [True, False, False, "abstained", False]
     assert (len(once.asked), len(again.asked), both.name) == (2, 0, "contains@3+counting")
 
 
@@ -131,9 +134,9 @@ def test_a_sentence_that_names_no_reference_has_no_verdict_by_contains(tmp_path:
     texts = ["The capital is Paris.", "The capital is not Paris.", "It lies in Europe."]
     items = [AnswerToGrade("What is the capital?", text, ("Paris",), sentence=True, passage="p") for text in texts]
     assert Contains().grade(items) == [True, False, None]
-    assert grade_texts(items, SecondOpinion(Contains(), judge), tmp_path / "grades.jsonl") == [True, False, False]
+    assert grade(items, SecondOpinion(Contains(), judge), tmp_path / "grades.jsonl") == [True, False, False]
     assert judge.asked == items[2:]
-    grade_texts([replace(one, sentence=False, passage=None) for one in items], judge, tmp_path / "grades.jsonl")
+    grade([replace(one, sentence=False, passage=None) for one in items], judge, tmp_path / "grades.jsonl")
     assert len(judge.asked) == 4  # a whole answer of the same text has a verdict of its own
 
 

@@ -100,7 +100,6 @@ def test_fitting_and_calibrating_on_the_same_answers_breaks_it() -> None:
 def test_the_same_answers_are_refused() -> None:
     answers = population(np.random.default_rng(1), 300)
     choice = calibrate_learned(answers, FusedStates(), bind=bind, alpha=ALPHA, delta=DELTA).calibration.choice
-    assert choice is not None
     fitted = FusedStates(weights=choice.weights)
     with pytest.raises(CalibrationError, match="75 of the questions were used to choose or fit"):
         calibrate(
@@ -112,11 +111,8 @@ def test_what_was_learned_and_from_what_is_kept() -> None:
     answers = population(np.random.default_rng(2), 300)
     outcome = calibrate_learned(answers, FusedStates(), bind=bind, alpha=ALPHA, delta=DELTA, seed=3)
     made, choice = outcome.calibration, outcome.calibration.choice
-    assert choice is not None
-    assert choice.weights is not None
     assert (choice.asked, choice.estimator, choice.split_seed) == ("states", "states", 3)
     assert (choice.weights.n, made.n, len(outcome.correct)) == (75, 225, 225)
-    assert made.binding is not None
     assert (made.binding.estimator, made.binding.settings) == ("states", FusedStates(weights=choice.weights).settings())
     learned = answers.part([int(name[1:]) for name in choice.questions])
     assert FusedStates().fitted(learned.features["states"], learned.correct).weights == choice.weights
@@ -126,8 +122,6 @@ def test_too_few_answers_leave_all_of_them_to_a_label_free_score() -> None:
     few = LEARN_FROM - 1
     answers = population(np.random.default_rng(3), few)
     made = calibrate_learned(answers, FusedStates(), bind=bind, alpha=ALPHA, delta=DELTA).calibration
-    assert made.choice is not None
-    assert made.binding is not None
     assert (made.choice.estimator, made.binding.estimator, made.n) == ("max_probability", "max_probability", few)
     assert made.choice.reason.startswith("Max probability takes the place of FusedStates")
     assert f"from {LEARN_FROM} graded answers on; there are {few}. No label is spent" in made.choice.reason
@@ -145,10 +139,8 @@ def test_a_single_failed_answer_is_no_reason_not_to_learn(row: int, failed: dict
     learned = calibrate_learned(answers, FusedStates(), bind=bind, alpha=ALPHA, delta=DELTA).calibration
     chosen = best(answers, (FusedStates(), SemGrad()))
     for made in (learned, chosen):
-        assert made.choice is not None
         assert len(made.choice.questions) == 50
         assert f"q{row}" not in made.choice.questions
-    assert learned.binding is not None
     assert learned.binding.estimator == "states"
 
 
@@ -157,7 +149,6 @@ def test_too_few_wrong_ones_leave_the_rest_to_a_label_free_score() -> None:
     drawn = population(np.random.default_rng(4), 300)
     answers = LearningSet(drawn.questions, [True] * 295 + [False] * 5, drawn.features, drawn.uncertainties)
     made = calibrate_learned(answers, FusedStates(), bind=bind, alpha=ALPHA, delta=DELTA).calibration
-    assert made.choice is not None
     assert (made.choice.estimator, made.n, len(made.choice.questions)) == ("max_probability", 225, 75)
     assert "Max probability takes the place of FusedStates. FusedStates takes at least 50" in made.choice.reason
 
@@ -174,7 +165,6 @@ def test_auto_takes_the_best_and_says_why() -> None:
     }
     answers = LearningSet(answers.questions, answers.correct, answers.features, flipped)
     made = best(answers, (HybridGrad(), SemGrad()))
-    assert made.choice is not None
     assert (made.choice.asked, made.choice.estimator, made.n) == ("auto", "semgrad", 225)
     learned = answers.part([int(name[1:]) for name in made.choice.questions])
     assert made.choice.aurocs == {
@@ -183,8 +173,6 @@ def test_auto_takes_the_best_and_says_why() -> None:
     }
     assert f"semgrad {made.choice.aurocs['semgrad']:.3f}" in made.choice.reason
     learned_one = best(answers, (HybridGrad(), FusedStates())).choice
-    assert learned_one is not None
-    assert learned_one.weights is not None
     assert learned_one.weights.n == 75
     folds = np.array([out_of_fold(learned, FusedStates(), seed=seed) for seed in range(5)], dtype=np.float64)
     assert learned_one.aurocs["states"] == auroc(folds.mean(0).tolist(), learned.correct)
@@ -212,7 +200,6 @@ def test_auto_with_nothing_to_tell_apart_keeps_the_first_and_says_so() -> None:
     drawn = population(np.random.default_rng(6), 300)
     answers = LearningSet(drawn.questions, [True] * 300, drawn.features, drawn.uncertainties)
     choice = best(answers, (HybridGrad(), SemGrad(), FusedStates())).choice
-    assert choice is not None
     assert choice.estimator == "hybridgrad"
     assert choice.aurocs == {"hybridgrad": None, "semgrad": None, "states": None}
     assert "right and 0 wrong" in choice.reason
@@ -262,7 +249,6 @@ def test_auto_spends_no_label_where_there_are_too_few(n: int, spent: int) -> Non
     found = calibrate_best(
         answers, (FusedStates(), SemGrad(), HybridGrad()), bind=bind, alpha=ALPHA, delta=DELTA
     ).calibration
-    assert found.choice is not None
     assert (found.n, len(found.choice.questions)) == (n - spent, spent)
     assert spent or ("semgrad is kept: comparing takes 200 graded answers, and there are 199" in found.choice.reason)
 
@@ -296,15 +282,12 @@ def test_by_sentence_answers_are_split_and_sentences_learned_from() -> None:
     promise: dict[str, Any] = {"on_doubt": "drop", "promise": "sentence", "alpha": ALPHA, "delta": DELTA}
     best = calibrate_best(graded, [SemGrad(), HybridGrad(), FusedStates()], bind=bind, **promise)
     choice = best.calibration.choice
-    assert choice is not None
     assert set(choice.aurocs) == {"semgrad", "hybridgrad", "states"}
     assert "on 60 answers" in choice.reason
     assert best.calibration.n == 180
     assert len(best.correct) == 3 * 180
     learned = calibrate_learned(graded, FusedStates(), bind=bind, **promise).calibration
-    assert learned.choice is not None
     assert (learned.choice.estimator, len(learned.choice.questions)) == ("states", 60)
-    assert learned.sentences is not None
     assert learned.sentences.n == 540
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard import GenerationOptions, LanguageModel, SemGrad
 from semgrad_guard.engine.answers.writing import Writer
 from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.estimators import SemanticDensity
+from semgrad_guard.estimators import Estimator, SemanticDensity
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
 from semgrad_guard.paper.experiment import Experiment, SampledQuestions, semgrad_ablations
@@ -30,9 +30,13 @@ class Killed(BaseException):
     """Like Ctrl-C, and nothing else."""
 
 
+def named(estimators: Iterable[Estimator]) -> dict[str, Estimator]:
+    return {estimator.name: estimator for estimator in estimators}
+
+
 @pytest.fixture(scope="module")
 def experiment(language_model: LanguageModel) -> Experiment:
-    suite = paper_suite(max_tokens=TOKENS)
+    suite = named(paper_suite(max_tokens=TOKENS))
     options = GenerationOptions(max_tokens=TOKENS)
     return Experiment(language_model, suite, options, ablations=semgrad_ablations(language_model.n_layers))
 
@@ -48,8 +52,8 @@ def timeless(answers: list[EvaluatedAnswer]) -> list[dict[str, Any]]:
 
 def test_scores_are_those_of_each_method_alone(experiment: Experiment, whole: list[EvaluatedAnswer]) -> None:
     for question, answer in list(zip(QUESTIONS, whole, strict=True))[:2]:
-        assert set(answer.scores) == {estimator.name for estimator in experiment.estimators}
-        for estimator in experiment.estimators:
+        assert set(answer.scores) == {*experiment.estimators}
+        for estimator in experiment.estimators.values():
             generation = experiment.model.generate(question.question, experiment.options)
             assert generation.text == answer.text
             assert answer.uncertainty(estimator.name) == pytest.approx(
@@ -95,11 +99,7 @@ def test_methods_pay_for_what_they_share(whole: list[EvaluatedAnswer]) -> None:
 
 @pytest.mark.parametrize("reached", [0, 2, 4])
 def test_an_interrupted_run_continues(experiment: Experiment, tmp_path: Path, reached: int) -> None:
-    few = [
-        estimator
-        for estimator in experiment.estimators
-        if estimator.name in ("hybridgrad", "ln_pe", "semantic_entropy")
-    ]
+    few = {name: experiment.estimators[name] for name in ("hybridgrad", "ln_pe", "semantic_entropy")}
     experiment = replace(experiment, estimators=few)
     whole, path = experiment.run(QUESTIONS, tmp_path / "whole.jsonl", batch_size=2), tmp_path / "run.jsonl"
 
@@ -124,8 +124,8 @@ def test_other_settings_are_refused_and_named(experiment: Experiment, tmp_path: 
     path = tmp_path / "run.jsonl"
     experiment.run(QUESTIONS[:1], path)
     before = path.read_bytes()
-    other_seed = replace(experiment, estimators=paper_suite(seed=7, max_tokens=TOKENS))
-    fewer = replace(experiment, estimators=experiment.estimators[:2])
+    other_seed = replace(experiment, estimators=named(paper_suite(seed=7, max_tokens=TOKENS)))
+    fewer = replace(experiment, estimators=named([*experiment.estimators.values()][:2]))
     for changed, reason in (
         (other_seed, r"estimators\.ln_pe\.plan\.seed is 7 and was 0"),
         (fewer, r"have scores of other estimators as well"),
@@ -139,7 +139,7 @@ def test_other_settings_are_refused_and_named(experiment: Experiment, tmp_path: 
 
 
 def test_the_papers_wording_is_what_the_model_sees(experiment: Experiment, tmp_path: Path) -> None:
-    free = experiment.estimators[:1]
+    free = named([*experiment.estimators.values()][:1])
     (answer,) = replace(experiment, estimators=free, phrasing=Phrasing(wording="paper")).run(
         QUESTIONS[:1], tmp_path / "run.jsonl"
     )
@@ -152,7 +152,7 @@ def test_a_question_over_the_window_is_kept_unanswered(
     make_language_model: Callable[..., LanguageModel], tmp_path: Path
 ) -> None:
     model = make_language_model(max_position_embeddings=80)
-    free = paper_suite()[:1]
+    free = named(paper_suite()[:1])
     experiment = Experiment(model, free, GenerationOptions(max_tokens=2))
     long = [Question(question="long " * 30, answers=("a",))]
     for questions in (long, [QUESTIONS[0], *long]):
@@ -166,7 +166,7 @@ def test_mixed_forms_and_empty_suites_are_refused(experiment: Experiment, tmp_pa
     with pytest.raises(InputError, match="1 of the 2 questions have a context"):
         experiment.run([QUESTIONS[0], Question(question="q", context="c")], tmp_path / "run.jsonl")
     with pytest.raises(InputError, match="at least one estimator"):
-        replace(experiment, estimators=()).run(QUESTIONS, tmp_path / "run.jsonl")
+        replace(experiment, estimators={}).run(QUESTIONS, tmp_path / "run.jsonl")
     assert not (tmp_path / "run.jsonl").exists()
 
 
@@ -180,17 +180,14 @@ def test_samples_are_read_once(experiment: Experiment, tmp_path: Path, monkeypat
         return judged(self, *arguments, temperature=temperature)
 
     monkeypatch.setattr(Writer, "judged", counted)
-    few = [
-        estimator
-        for estimator in experiment.estimators
-        if estimator.name in ("semantic_density", "ln_pe", "semantic_entropy")
-    ]
+    few = {name: experiment.estimators[name] for name in ("ln_pe", "semantic_entropy", "semantic_density")}
     (answer,) = replace(experiment, estimators=few).run(QUESTIONS[:1], tmp_path / "run.jsonl")
     assert sorted(readings) == [0.1, 1.0]
     kept = {sample.plan["kind"]: sample for sample in answer.samples}
     assert (kept["DiverseBeams"].temperature, kept["Sampling"].temperature) == (0.1, 1.0)
     evidence = experiment.model.generate(QUESTIONS[0].question, experiment.options).evidence
-    density = next(estimator for estimator in few if isinstance(estimator, SemanticDensity))
+    density = few["semantic_density"]
+    assert isinstance(density, SemanticDensity)
     drawn = evidence.samples(density.plan, temperature=0.1)
     for tokens, sample in zip(kept["DiverseBeams"].log_probs, drawn, strict=True):
         assert tokens == pytest.approx(sample.log_probs, abs=1e-5)
@@ -201,12 +198,11 @@ def test_samples_are_drawn_for_a_seeded_choice_of_each_kind(
 ) -> None:
     questions = [*QUESTIONS, Question(question="another kind?", answers=("a",), kind="j")]
     chosen = SampledQuestions.of(questions, count=2, seed=0)
-    assert chosen is not None
     assert len(chosen.keys) == 3
     assert questions[-1].key in chosen.keys
     fewer = replace(experiment, sampled=chosen)
     found = fewer.run(questions, tmp_path / "run.jsonl", batch_size=3)
-    asking = {estimator.name for estimator in experiment.estimators if isinstance(estimator, AskingEstimator)}
+    asking = {estimator.name for estimator in experiment.estimators.values() if isinstance(estimator, AskingEstimator)}
     for answer in found:
         missing = {name for name, score in answer.scores.items() if score.uncertainty is None}
         assert missing == (set() if answer.key in chosen.keys else asking)
@@ -221,10 +217,47 @@ def test_samples_are_drawn_for_a_seeded_choice_of_each_kind(
 def test_the_choice_follows_from_seed_and_questions() -> None:
     questions = [Question(question=f"{i}?", answers=("a",), kind=str(i % 2)) for i in range(40)]
     chosen = SampledQuestions.of(questions, count=5, seed=1)
-    assert chosen is not None
     assert len(chosen.keys) == 10
     assert chosen == SampledQuestions.of(questions[::-1], count=5, seed=1)
     assert chosen != SampledQuestions.of(questions, count=5, seed=2)
     assert SampledQuestions.of(questions, count=20, seed=1) is None
     with pytest.raises(InputError, match="at least 1"):
         SampledQuestions.of(questions, count=0, seed=1)
+
+
+def test_every_variant_is_semgrad_so_configured(language_model: LanguageModel) -> None:
+    questions = ["What is it?", "And a rather longer question?"]
+    generations = language_model.generate_batch(questions, GenerationOptions(max_tokens=4))
+    variants = {
+        "l2 norm": SemGrad(norm="l2"),
+        "without entropy weights": SemGrad(weighted=False),
+        "l = L-1": SemGrad(layers=(3,)),
+        "l = 2L/3 .. L-1": SemGrad(layers=(2, 3)),
+        "l = 1 .. L-1": SemGrad(layers=(1, 2, 3)),
+        "last token": SemGrad(token=-1),
+    }
+    found = semgrad_ablations(language_model.n_layers)  # L = 4: there is no layer L-4 but the embedding
+    assert list(found) == list(variants)
+    for generation in generations:
+        for name, variant in variants.items():
+            expected = variant(generation.evidence).uncertainty
+            assert found[name](generation.evidence) == pytest.approx(expected, rel=1e-9), name
+
+
+def test_the_variants_of_deep_and_shallow_models() -> None:
+    deep = semgrad_ablations(12)
+    assert deep["l = L-4"].layers == (8,)
+    assert deep["l = 2L/3 .. L-1"].layers == (8, 9, 10, 11)
+    assert deep["last token"].layers == tuple(range(7, 12))
+    assert deep["l = L-4"].objective == deep["last token"].objective  # one replay
+    assert semgrad_ablations(2) == {}
+    assert list(semgrad_ablations(3)) == [name for name in deep if name != "l = L-4"]
+
+
+def test_an_empty_answer_has_none(language_model: LanguageModel) -> None:
+    class Empty:
+        @staticmethod
+        def gradients(_: object) -> None:
+            return None
+
+    assert all(ablation(Empty()) is None for ablation in semgrad_ablations(4).values())  # type: ignore[arg-type]

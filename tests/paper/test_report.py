@@ -17,7 +17,7 @@ import pytest
 from semgrad_guard import errors, metrics
 from semgrad_guard.errors import InputError, MissingExtraError
 from semgrad_guard.paper import published
-from semgrad_guard.paper.graded import GradedRun
+from semgrad_guard.paper.graded import GradedRun, require_distinct
 from semgrad_guard.paper.published import STANDING, deviations
 from semgrad_guard.paper.report import write_report
 from semgrad_guard.paper.summary import standing, summarize
@@ -147,7 +147,6 @@ def test_standing_goes_by_the_interval_of_the_difference() -> None:
     scores["INSIDE"] = (np.array(scores["HybridGrad"]) + rng.normal(0, 0.05, 300)).tolist()
     run = GradedRun("t", "m", "d", scores, correct.tolist())
     found = standing(summarize(run, count=200, splits=2))
-    assert found is not None
     assert (found.better, found.worse, found.undecided) == (["SAR"], ["Deg"], ["INSIDE"])
     assert standing(summarize(DEGENERATE["nothing but scores"], count=20, splits=2)) is None
 
@@ -198,3 +197,58 @@ def test_deviations_are_those_of_the_run() -> None:
     assert len(found) == 7 + len(STANDING)
     assert "Semantic Entropy: count is 5, and 10 in the paper." in found
     assert "hybridgrad: tau is 0.5, and 1.0 in the paper." in found
+
+
+def run(**changes: Any) -> GradedRun:
+    return replace(example_run(n=3), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"scores": {"SAR": [0.1, 0.2]}}, r"scores\['SAR'\] of example 0 has 2 entries and correct has 3"),
+        ({"other_graders": {"judge": [True]}}, "has 1 entries"),
+        ({"generation_ms": [1.0]}, "generation_ms of example 0 has 1 entries"),
+        ({"ablations": {"l2 norm": []}}, "has 0 entries"),
+        ({"scores": {}}, "needs one question and one method"),
+        ({"correct": []}, "needs one question and one method"),
+        ({"title": " "}, "needs a title"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        run(**changes)
+
+
+def test_runs_of_one_report_have_titles_of_their_own() -> None:
+    require_distinct([example_run(seed=0), example_run(seed=1)])
+    with pytest.raises(InputError, match="two runs are called"):
+        require_distinct([example_run(seed=0), example_run(seed=0)])
+    with pytest.raises(InputError, match="no run"):
+        require_distinct([])
+
+
+def test_shares_and_run_times_are_of_the_questions_that_were_put_to_a_method() -> None:
+    whole = example_run(n=60)
+    rows = range(0, 60, 2)
+    scores = {name: [value if i in rows else None for i, value in enumerate(s)] for name, s in whole.scores.items()}
+    times = {
+        name: [value if i in rows else None for i, value in enumerate(s)] for name, s in whole.milliseconds.items()
+    }
+    half = replace(
+        whole,
+        scores={k: v[::2] for k, v in whole.scores.items()},
+        correct=whole.correct[::2],
+        milliseconds={k: v[::2] for k, v in whole.milliseconds.items()},
+        generation_ms=(), mean_entropy=(), kinds=(), other_graders={}, ablations={},
+    )  # fmt: skip
+    some = summarize(replace(whole, scores=scores, milliseconds=times), count=50, splits=5)
+    alone = summarize(half, count=50, splits=5)
+    assert some.unscored["G-NLL"] == 30
+    for measure in ("auroc", "aurc", "prr", "accuracy at 0.9", "run time"):
+        expected = {name: found.value for name, found in alone.measured[measure].items()}
+        assert {name: found.value for name, found in some.measured[measure].items()} == pytest.approx(expected)
+        assert None not in expected.values()
+    for alpha, covered in some.guaranteed.items():
+        for name, found in covered.items():
+            assert found.coverage.tolist() == alone.guaranteed[alpha][name].coverage.tolist()

@@ -17,8 +17,7 @@ from semgrad_guard.paper.graded import GradedRun
 from semgrad_guard.paper.guarantee import guaranteed_coverage
 from semgrad_guard.paper.intervals import Estimate, estimate
 from semgrad_guard.paper.summary import RunSummary, summarize
-from semgrad_guard.paper.table import Cell, Column, Row, Table, marked
-from semgrad_guard.paper.tables import all_tables, guaranteed_tables
+from semgrad_guard.paper.tables import Cell, Column, Table, all_tables, guaranteed_tables
 from tests.made_answers import example_run
 
 METHODS = ("HybridGrad", "SemGrad", "LN-PE", "Homemade")
@@ -39,7 +38,7 @@ def summaries(runs: list[GradedRun]) -> list[RunSummary]:
 
 
 def numbers(table: Table) -> dict[str, list[float | None]]:
-    return {row.name: [cell.estimate.value for cell in row.cells] for row in table.rows}
+    return {name: [column.cells[name].estimate.value for column in table.columns] for name in table.names}
 
 
 def test_the_main_table_has_every_run_their_mean_and_the_papers(
@@ -69,7 +68,6 @@ def test_the_other_tables_say_what_their_metrics_say(runs: list[GradedRun], summ
     assert list(numbers(ablation)) == ["SemGrad", "l2 norm", "without entropy weights"]
     assert numbers(ablation)["l2 norm"] == [pytest.approx(metrics.auroc(run.ablations["l2 norm"], run.correct))]
     graders = tables.graders(summaries[:1])
-    assert graders is not None
     assert [column.name for column in graders.columns] == ["exact-match", "judge"]
     assert numbers(graders)["LN-PE"] == [
         pytest.approx(metrics.auroc(run.scores["LN-PE"], labels))
@@ -78,7 +76,6 @@ def test_the_other_tables_say_what_their_metrics_say(runs: list[GradedRun], summ
     kappa = cohen_kappa_score(run.correct, run.other_graders["judge"])
     assert f"(Cohen's kappa {kappa:.2f})" in graders.notes[0]
     kinds = tables.kinds(summaries[:1])
-    assert kinds is not None
     reading = [i for i, kind in enumerate(run.kinds) if kind == "reading"]
     assert [column.name for column in kinds.columns] == ["closed book", "reading"]
     assert numbers(kinds)["LN-PE"][1] == pytest.approx(
@@ -88,7 +85,6 @@ def test_the_other_tables_say_what_their_metrics_say(runs: list[GradedRun], summ
 
 def test_run_time_is_what_is_added_to_generation(runs: list[GradedRun], summaries: list[RunSummary]) -> None:
     table = tables.run_time(summaries[:1])
-    assert table is not None
     added, plain = np.mean(runs[0].milliseconds["HybridGrad"]), np.mean(runs[0].generation_ms)
     assert numbers(table)["HybridGrad"] == pytest.approx([added, added / plain, 1.4077], rel=1e-3)
     assert table.columns[0].text(added).startswith("+")
@@ -103,7 +99,6 @@ def test_coverage_at_a_promise_is_the_mean_over_halves(runs: list[GradedRun], su
     one, other = guaranteed_tables(summaries)
     assert (one.key, other.key) == ("guaranteed_coverage_1", "guaranteed_coverage_2")
     found = guaranteed_coverage(runs[0].scores["HybridGrad"], runs[0].correct, alpha=0.2, splits=4)
-    assert found is not None
     coverage, over = numbers(one)["HybridGrad"][4:]
     assert coverage == found.mean_coverage
     assert over == (None if found.nothing == 1.0 else found.violations)
@@ -116,7 +111,7 @@ def test_differences_are_to_hybridgrad_on_what_both_scored(runs: list[GradedRun]
     ours, theirs = (metrics.auroc(runs[0].scores[m], runs[0].correct) for m in ("HybridGrad", "LN-PE"))
     assert numbers(table)["LN-PE"][0] == pytest.approx(theirs - ours)  # type: ignore[operator]
     holes = replace(runs[0], scores={**runs[0].scores, "LN-PE": [None, *runs[0].scores["LN-PE"][1:]]})
-    kept = summary(holes).methods["LN-PE"].difference["auroc"].value
+    kept = summary(holes).measured["auroc difference"]["LN-PE"].value
     expected = [metrics.auroc(runs[0].scores[m][1:], runs[0].correct[1:]) for m in ("LN-PE", "HybridGrad")]
     assert kept == pytest.approx(expected[0] - expected[1])  # type: ignore[operator]
     assert tables.differences([summary(replace(runs[0], scores={"LN-PE": runs[0].scores["LN-PE"]}))]) is None
@@ -138,7 +133,7 @@ def test_all_right_and_all_wrong_are_said(right: list[bool], why: str) -> None:
     assert numbers(table)["HybridGrad"][0] is None
     assert why in table.reasons()
     for page in [*all_tables([found]), *guaranteed_tables([found])]:
-        assert page.rows
+        assert page.names
         assert page.csv()
 
 
@@ -160,9 +155,9 @@ def made(*values: float | None) -> tuple[Cell, ...]:
 
 
 def marks(better: str | None, *values: float | None, reference: bool = False) -> list[str]:
-    column = Column("c", better=better, reference=reference)  # type: ignore[arg-type]
-    rows = tuple(Row(str(i), (cell,)) for i, cell in enumerate(made(*values)))
-    return [row.cells[0].mark for row in marked(Table("k", "t", (column,), rows)).rows]
+    cells = dict(zip("abcd", made(*values), strict=False))
+    column = Column("c", cells, better=better, reference=reference)  # type: ignore[arg-type]
+    return [cell.mark for cell in column.marked().cells.values()]
 
 
 def test_the_best_is_marked_and_what_may_equal_it() -> None:
@@ -181,17 +176,17 @@ def test_high_is_good_for_auroc_and_low_for_aurc_and_brier(summaries: list[RunSu
         (tables.aurc(summaries), min),
         (tables.confidence(summaries), min),
     ):
-        column = {row.name: row.cells[0] for row in table.rows}
+        column = table.columns[0].cells
         (winner,) = [name for name, cell in column.items() if cell.mark == "best"]
         assert column[winner].estimate.value == best(cell.estimate.value for cell in column.values())  # type: ignore[type-var]
 
 
 def test_numbers_are_written_for_readers() -> None:
-    assert Column("c").text(0.76594) == "76.6"
-    assert Column("c", signed=True).text(-0.0213) == "−2.1"
-    assert Column("c", signed=True).text(-0.0001) == "+0.0"
-    assert Column("c", scale=1.0, digits=1).text(12345.67) == "12,345.7"
-    assert Column("c").text(None) == "–"
+    assert Column("c", {}).text(0.76594) == "76.6"
+    assert Column("c", {}, signed=True).text(-0.0213) == "−2.1"
+    assert Column("c", {}, signed=True).text(-0.0001) == "+0.0"
+    assert Column("c", {}, scale=1.0, digits=1).text(12345.67) == "12,345.7"
+    assert Column("c", {}).text(None) == "–"
 
 
 def test_csv_holds_full_numbers_and_intervals(summaries: list[RunSummary]) -> None:
@@ -203,17 +198,16 @@ def test_csv_holds_full_numbers_and_intervals(summaries: list[RunSummary]) -> No
         "example model: example data 0 (low)",
         "example model: example data 0 (high)",
     ]
-    for row, given in zip(rows, table.rows, strict=True):
+    for row, name in zip(rows, table.names, strict=True):
         found = [float(text) if text else None for text in row[1:]]
-        assert found == [
-            n for cell in given.cells for n in (cell.estimate.value, cell.estimate.low, cell.estimate.high)
-        ]
+        estimates = [column.cells[name].estimate for column in table.columns]
+        assert found == [number for one in estimates for number in (one.value, one.low, one.high)]
 
 
 def test_pieces_keep_groups_whole_and_lose_nothing() -> None:
-    columns = tuple(Column(f"{group}{i}", group) for group in "abc" for i in range(4))
-    row = Row("r", tuple(Cell(Estimate(float(i), None, None, np.zeros(1))) for i in range(12)))
-    table = Table("k", "t", columns, (row,))
+    cells = [Cell(Estimate(float(i), None, None, np.zeros(1))) for i in range(12)]
+    columns = tuple(Column(str(i), {"r": cell}, "abc"[i // 4]) for i, cell in enumerate(cells))
+    table = Table("k", "t", columns, ("r",))
     for width, sizes in ((12, [12]), (11, [8, 4]), (4, [4, 4, 4]), (1, [4, 4, 4])):
         parts = table.parts(width)
         assert [len(part.columns) for part in parts] == sizes

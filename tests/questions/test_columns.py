@@ -52,11 +52,11 @@ def test_a_text_beside_an_instruction_is_no_question(tmp_path: Path) -> None:
 
 def test_columns_can_be_named(tmp_path: Path) -> None:
     record = {"Frage": Q, "gold": "a", "answer": "m", "support": ["p"], "question": "other"}
-    found = read(tmp_path, record, question_field="frage", answers_field="gold", context_field="support")
+    found = read(tmp_path, record, columns={"question": "frage", "answers": "gold", "context": "support"})
     assert found.rows == (Question(question=Q, answers=("a",), context="p", response="m"),)
     assert found.unread == ("answer", "question")
     with pytest.raises(DataFileError, match='has no "golden"; its columns are "Frage", "gold", "answer"'):
-        read(tmp_path, record, answers_field="golden")
+        read(tmp_path, record, columns={"answers": "golden"})
 
 
 @pytest.mark.parametrize("column", ["ground_truth", "Reference", "expectedOutput", "golden_answers"])
@@ -78,7 +78,7 @@ def test_an_answer_next_to_its_grade_is_a_models(tmp_path: Path, grade: str, val
     record = {"question": Q, "answer": "Lyon", grade: value}
     with pytest.raises(DataFileError, match=f'has "{grade}" next to "answer".*--column answers=answer'):
         read(tmp_path, record)
-    assert read(tmp_path, record, answers_field="answer").rows[0].answers == ("Lyon",)
+    assert read(tmp_path, record, columns={"answers": "answer"}).rows[0].answers == ("Lyon",)
     assert read(tmp_path, {**record, grade: "geography"}).rows[0].answers == ("Lyon",)
     assert read(tmp_path, {**record, "response": "Nice"}).rows[0].answers == ("Lyon",)
     assert read(tmp_path, {**record, "ground_truth": "Paris"}).rows[0].answers == ("Paris",)

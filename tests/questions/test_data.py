@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from semgrad_guard.errors import DataFileError, InputError, MissingExtraError
-from semgrad_guard.questions.data import NO_PASSAGE, Question, read_questions
+from semgrad_guard.questions.data import NO_PASSAGE, Question, read_questions, wordings
 
 GOOD = '{"question": "Who wrote Emma?", "answers": ["Jane Austen"]}'
 OTHER = '{"question": "Who wrote Persuasion?", "answers": ["Jane Austen"]}'
@@ -99,6 +99,7 @@ def test_a_workbook_or_a_compressed_file_is_named(tmp_path: Path, packed: bytes)
 
 def test_a_workbook_needs_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openpyxl", None)
+    (tmp_path / "questions.xlsx").touch()
     with pytest.raises(MissingExtraError, match=r"semgrad-guard\[excel\]"):
         read_questions(tmp_path / "questions.xlsx")
 
@@ -122,13 +123,6 @@ def test_a_workbook_is_read_as_its_table(tmp_path: Path) -> None:
         read_questions(path)
 
 
-def test_a_long_file_tells_how_far_it_is(tmp_path: Path) -> None:
-    rows: list[int] = []
-    lines = [json.dumps({"question": str(number), "answer": "a"}) for number in range(20_001)]
-    read_questions(file(tmp_path, *lines), on_progress=rows.append)
-    assert rows == [10_000, 20_000]
-
-
 def test_the_key_is_the_question_and_its_context() -> None:
     plain = Question(question="What is it?")
     assert plain.key == Question(question=" What  is\nit? ", answers=("x",), id="1").key
@@ -145,7 +139,7 @@ def test_other_paraphrases_of_a_question_are_not_lost_silently(tmp_path: Path) -
 @pytest.mark.parametrize("name", NO_PASSAGE)
 def test_a_field_that_means_something_else_is_no_passage(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="is not a passage to answer from"):
-        read_questions(file(tmp_path, GOOD), context_field=name)
+        read_questions(file(tmp_path, GOOD), columns={"context": name})
 
 
 @pytest.mark.parametrize(
@@ -156,3 +150,21 @@ def test_a_column_twice_breaks_the_file(tmp_path: Path, header: str) -> None:
     path.write_text(f"{header}\na,b,c\n")
     with pytest.raises(DataFileError, match="twice, in any case of letters; keep one"):
         read_questions(path)
+
+
+def test_wordings_of_one_fact_are_close_and_questions_of_a_template_are_not() -> None:
+    pairs = [
+        ("What is the capital of France?", "Paris"),
+        ("Which city is the capital of France?", "Paris"),
+        ("What is the capital of Spain?", "Madrid"),
+        ("what is the Capital of France", "Lutetia"),
+        ("Who wrote Emma?", "Jane Austen"),
+        ("Who wrote Persuasion?", "Jane Austen"),
+        *((f"What is item {i}?", "seven") for i in range(60)),
+    ]
+    rows = [Question(question=text, answers=(answer,)) for text, answer in pairs]
+    assert wordings(rows) == [0, 0, 2, 0, *range(4, 66)]
+    passages = [Question(question="Who built it?", answers=("Ada",), context=text) for text in ("One.", "Two.")]
+    assert wordings(passages) == [0, 1]
+    assert wordings([]) == []
+    assert wordings([*rows[2:4], *rows[2:3] * 100]) == [0, 1, *[0] * 100]

@@ -18,13 +18,13 @@ FILES = sorted(path for path in FOLDER.iterdir() if not path.name.endswith(".exp
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_a_file_is_read_as_expected_or_refused_in_words(path: Path) -> None:
     expected: dict[str, Any] = json.loads(path.with_name(f"{path.name}.expected.json").read_text())
-    options = expected.get("options", {})
+    columns = expected.get("columns", {})
     if refused := expected.get("refused"):
         with pytest.raises(DataFileError) as error:
-            read_questions(path, **options)
+            read_questions(path, columns=columns)
         assert [words for words in refused if words not in str(error.value)] == []
         return
-    found = read_questions(path, **options)
+    found = read_questions(path, columns=columns)
     rows = [row.model_dump(mode="json", include={"question", "answers", "context"}) for row in found.rows]
     assert rows == [{"context": None, **wanted} for wanted in expected["rows"]]
     assert list(found.unread) == expected["unread"]

@@ -17,7 +17,7 @@ from semgrad_guard.grading.candidates import LearningSet, calibrate_scored
 from semgrad_guard.questions.answered import Answer
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.prompts import Phrasing
-from semgrad_guard.questions.run import Answering, collect_answers, run_binding
+from semgrad_guard.questions.run import Answering, run_binding
 
 Make = Callable[..., LanguageModel]
 QUESTIONS = [Question(question=f"question {'x' * (i % 4)} {i}", id=str(i)) for i in range(11)]
@@ -32,7 +32,7 @@ class Killed(BaseException):
 def collect(path: Path, model: LanguageModel, questions: list[Question] = QUESTIONS, **changes: Any) -> list[Answer]:
     given = {"estimators": BOTH, "options": OPTIONS, "batch_size": 3, **changes}
     how = {name: given.pop(name) for name in ("estimators", "options", "phrasing") if name in given}
-    return collect_answers(questions, path, Answering(model, **how), **given)
+    return Answering(model, **how).run(questions, path, **given)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
