@@ -26,8 +26,8 @@ from semgrad_guard.calibration import AnswerSentences, Binding, Calibration, cal
 from semgrad_guard.errors import SemGradGuardError
 from semgrad_guard.grading import Contains, ExactMatch, Grader
 from semgrad_guard.guard import Policy
-from semgrad_guard.guard.cut_answers import why_unscored
-from semgrad_guard.guard.policy import Terms, settle
+from semgrad_guard.guard.decision import settle, why_unscored
+from semgrad_guard.guard.policy import Terms
 from semgrad_guard.pocket import CALIBRATION_PATH
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.prompts import Phrasing

@@ -19,6 +19,7 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate_runs
+from semgrad_guard.calibration.binding import CALLS
 from semgrad_guard.calibration.call_options import FIELDS, call_options
 from semgrad_guard.engine.answers.answer import Evidence, Generation
 from semgrad_guard.engine.language_model import LanguageModel
@@ -317,7 +318,6 @@ def _decode(model: LanguageModel, ids: Sequence[int], *, special: bool) -> str:
 
 BLOCKED_WORDS = "Not run: it is not sure enough that this call of {tool} is right. Ask the user, or look first."
 """In the place of a blocked call's result. It tells no score."""
-_UNIT = {"by": "call"}
 
 
 def call_score(verdict: Verdict | None, call: ToolCall) -> tuple[float | None, Binding | None]:
@@ -327,7 +327,7 @@ def call_score(verdict: Verdict | None, call: ToolCall) -> tuple[float | None, B
     if verdict is None or not scores or len(scores) < len(written):
         return None, None
     own = binding_of(verdict)
-    return max(scores), own.model_copy(update={"settings": {**(own.settings or {}), **_UNIT}})
+    return max(scores), own.model_copy(update={"settings": CALLS.among(own.settings)})
 
 
 def score_under(rule: Calibration, verdict: Verdict | None, call: ToolCall) -> float | None:
@@ -348,7 +348,7 @@ def require_call_rule(rule: Calibration) -> Calibration:
     Raises:
         InputError: it is about something else.
     """
-    if rule.binding is None or not _UNIT.items() <= (rule.binding.settings or {}).items():
+    if not CALLS.is_of(rule.binding):
         raise InputError(
             "this rule is not about tokens of tool calls: make one by calibrate_tool_calls, or give the score that it "
             "is about"

@@ -14,6 +14,7 @@ from typing import Any, Self, TypedDict, cast, get_args
 
 from semgrad_guard.adapters.calibrating import AnsweredExample, Runs, collected, read_examples
 from semgrad_guard.calibration import Binding, Calibration
+from semgrad_guard.calibration.binding import QUESTIONS
 from semgrad_guard.calibration.calibration_set import Copies, read_rate
 from semgrad_guard.declared import require_known
 from semgrad_guard.errors import CalibrationError, InputError
@@ -35,7 +36,6 @@ from semgrad_guard.grading.grader import ABSTAINED, Verdicts, settling
 from semgrad_guard.grading.sheets import HUMAN, SheetAnswer, doubt, labels_for
 from semgrad_guard.guard import Steps, Work, as_estimator
 from semgrad_guard.guard.calibrated_estimator import named_estimator
-from semgrad_guard.guard.familiarity import as_question
 from semgrad_guard.guard.verdicts import RecordedScore
 from semgrad_guard.questions.job_record import Progress, number_of_try
 from semgrad_guard.records import digest_of
@@ -267,7 +267,7 @@ class ExampleCalibration:
                 "These questions took several answers each, and a learned estimator is fitted on single ones. Choose "
                 "an estimator that needs no labels, such as 'max_probability'."
             )
-        return binding.model_copy(update={"settings": as_question(binding.settings)})
+        return binding.model_copy(update={"settings": QUESTIONS.among(binding.settings)})
 
     def _tries(
         self, answered: Sequence[AnsweredExample], correct: Sequence[bool], record: Path | None

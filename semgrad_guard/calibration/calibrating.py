@@ -21,7 +21,7 @@ from typing import Any, get_args
 import numpy as np
 
 from semgrad_guard.calibration import hand_grades, planning
-from semgrad_guard.calibration.binding import Binding, EstimatorChoice
+from semgrad_guard.calibration.binding import Binding, EstimatorChoice, Unit
 from semgrad_guard.calibration.calibration_record import Calibration, is_score
 from semgrad_guard.calibration.calibration_set import (
     ABSTAINED,
@@ -181,8 +181,7 @@ def calibrate_sentences(
         )
     found = SentenceSet.read(answers, on_doubt=on_doubt, promise=promise)
     if binding is not None:
-        form = {"by": "sentence", "on_doubt": on_doubt}
-        binding = binding.model_copy(update={"settings": {**(binding.settings or {}), **form}})
+        binding = binding.model_copy(update={"settings": Unit.sentences(on_doubt).among(binding.settings)})
     return calibrate(
         found.most_certain,
         found.all_right,

@@ -170,6 +170,11 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
             return None
         return self.confidence_map(float(uncertainty))
 
+    def surest(self, confidence: float) -> float | None:
+        """The greatest score at which P(correct) is at least this; None where it is at no score."""
+        right = ((score, self.confidence(score)) for score in self.scores)
+        return max((score for score, own in right if own is not None and own >= confidence), default=None)
+
     def unfamiliar(self, prompt: PromptForm | None) -> tuple[str, ...]:
         """Why nothing is promised about an answer to this prompt, in plain words; empty for a familiar one.
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.calibrated_estimator import as_estimator as as_estimator
     from semgrad_guard.guard.calibrated_estimator import estimator_of as estimator_of
     from semgrad_guard.guard.calibrated_estimator import with_unit as with_unit
-    from semgrad_guard.guard.familiarity import judged_by as judged_by
+    from semgrad_guard.guard.decision import decide as decide
+    from semgrad_guard.guard.decision import settle as settle
     from semgrad_guard.guard.flow import Ask as Ask
     from semgrad_guard.guard.flow import Draft as Draft
     from semgrad_guard.guard.flow import Outcome as Outcome
@@ -39,8 +40,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.parts import judged as judged
     from semgrad_guard.guard.policy import Policy as Policy
     from semgrad_guard.guard.policy import Terms as Terms
-    from semgrad_guard.guard.policy import decide as decide
-    from semgrad_guard.guard.policy import settle as settle
+    from semgrad_guard.guard.policy import judged_by as judged_by
     from semgrad_guard.guard.policy import withholds as withholds
     from semgrad_guard.guard.promise import Promise as Promise
     from semgrad_guard.guard.promise import combined_promise as combined_promise

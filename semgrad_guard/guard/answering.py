@@ -12,6 +12,7 @@ from hashlib import sha256
 from typing import Any
 
 from semgrad_guard.calibration import Binding
+from semgrad_guard.calibration.binding import Unit
 from semgrad_guard.engine.answers.answer import Evidence, Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
 from semgrad_guard.engine.answers.request import Request, Ticket, outcomes
@@ -347,7 +348,7 @@ class Answerer:
         if self.served:
             settings["served"] = True
         if self.by_sentence is not None:
-            settings |= {"by": "sentence", "on_doubt": self.by_sentence}
+            settings = Unit.sentences(self.by_sentence).among(settings)
             if estimator.objective.gradients:
                 settings["earlier"] = "context"  # the only form; it is in files
         return settings

@@ -16,9 +16,8 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.answering import Answerer
 from semgrad_guard.guard.calibrated_estimator import as_estimator, estimator_of
-from semgrad_guard.guard.familiarity import judged_by
 from semgrad_guard.guard.flow import Outcome, Reply, TargetReply, answers, one
-from semgrad_guard.guard.policy import Policy
+from semgrad_guard.guard.policy import Policy, judged_by
 from semgrad_guard.guard.promise import Promise, promise_along, require_sequel
 from semgrad_guard.guard.question import Router
 from semgrad_guard.guard.streams import SentencePiece, StreamSteps, arun_stream, run_stream, streamed

@@ -16,10 +16,11 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 from uuid import uuid4
 
 from semgrad_guard.calibration import DriftMonitor
+from semgrad_guard.calibration.binding import QUESTIONS
 from semgrad_guard.decision_log.entries import DecisionSink
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
-from semgrad_guard.guard.familiarity import as_question
-from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, decide, require_policy
+from semgrad_guard.guard.decision import decide
+from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, require_policy
 from semgrad_guard.guard.verdicts import Settlement, doubt_of, handed_on, unscored
 from semgrad_guard.records import ToolCall, Verdict, digest_of
 from semgrad_guard.settings import KeepDraft, Mode, OnError, OnUnscored, Timeout
@@ -132,7 +133,7 @@ class Question:
         """The undecided verdict on a call, as a part of this question: bound as the policy's calibration is."""
         if not self.router.terms.policy.is_about_questions:
             return verdict
-        return verdict.revised(settings=as_question(verdict.details.settings))
+        return verdict.revised(settings=QUESTIONS.among(verdict.details.settings))
 
     def require_open(self) -> None:
         """Return if another call may begin.

@@ -18,8 +18,9 @@ from semgrad_guard.engine.answers.text import Piece
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.engine.sentences import Span, decided
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
+from semgrad_guard.guard.decision import settle
 from semgrad_guard.guard.flow import UNWRITTEN, Ask, Draft, concluded, not_written, one
-from semgrad_guard.guard.policy import Terms, settle
+from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.question import Question
 from semgrad_guard.guard.reported import ReportedScorer, bytes_of
 from semgrad_guard.guard.timing import Steps, Work, adrive, ain_time, awaited, cancelling, drive, off_loop, sealed

@@ -13,7 +13,8 @@ from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.errors import BindingMismatchError, InputError, LowConfidenceError
 from semgrad_guard.estimators import GreatestEntropy, MaxProbability, ParaGrad, SemanticEntropy
 from semgrad_guard.guard import undecided
-from semgrad_guard.guard.policy import Terms, settle
+from semgrad_guard.guard.decision import settle
+from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.sentences import watched_score
 from semgrad_guard.records import SentenceVerdict, Verdict
 from semgrad_guard.settings import CLOSING_LINE

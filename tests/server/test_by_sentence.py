@@ -15,7 +15,7 @@ from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import MaxProbability
 from semgrad_guard.guard import Answerer
-from semgrad_guard.guard.familiarity import judged_by
+from semgrad_guard.guard.policy import judged_by
 from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.server.assembly import assemble
 from semgrad_guard.server.gate import Keys
