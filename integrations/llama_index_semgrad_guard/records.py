@@ -60,12 +60,6 @@ def calls_tools(conversation: Sequence[Message]) -> bool:
     return any(message.tool_calls for message in conversation)
 
 
-def without_calls(conversation: Sequence[Message]) -> tuple[Message, ...]:
-    """The conversation without calls of tools, and without the messages that hold nothing else."""
-    kept = [message for message in conversation if message.content.strip() or not message.tool_calls]
-    return tuple(replace(message, tool_calls=()) for message in kept)
-
-
 def raw_record(generation: Generation, model: str) -> dict[str, Any]:
     """The content of `raw`, whether or not the answer has been scored: plain JSON types."""
     read, produced = len(generation.prompt.ids), generation.completion_tokens

@@ -11,16 +11,16 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from llama_index.core.agent.workflow import AgentOutput
 from llama_index.core.tools import AsyncBaseTool, BaseTool, FunctionTool, ToolOutput, adapt_to_async_tool
 
 from llama_index_semgrad_guard.records import decided_of
 from semgrad_guard import Calibration, ToolCall, Verdict
-from semgrad_guard.adapters.calls import BLOCKED_WORDS, calibrate_calls, judged_call, require_call_rule, score_under
+from semgrad_guard.adapters.call_gate import CallGate, GateOptions, calibrate_calls
 from semgrad_guard.errors import UnenforcedPolicyError
-from semgrad_guard.guard import DecisionSink, Steps, Work, adrive, drive
+from semgrad_guard.guard import Steps, Work, adrive, drive
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def current_turn() -> Turn | None:
     return _turn.get()
 
 
-class ToolGate:
+class ToolGate(CallGate):
     """Runs a tool call where its uncertainty keeps the promise of a calibration.
 
         gate = ToolGate(rule)
@@ -96,23 +96,17 @@ class ToolGate:
 
     Args:
         rule: a calibration of calls (`calibrate_tool_calls`).
-        trusted: tools whose calls always run, by name.
-        words: what the model reads in the place of a result; `{tool}` is the tool's name.
-        log: a `DecisionLog`, which gets a row for each call that is judged, and watches the rule's promise.
+        **options: `trusted` (tools whose calls always run, by name), `words` (what the model reads in the place of a
+            result; `{tool}` is the tool's name) and `log` (a `DecisionLog`, which gets a row for each call that is
+            judged, and watches the rule's promise).
 
     Raises:
         InputError: the rule is about something else.
     """
 
-    def __init__(
-        self,
-        rule: Calibration,
-        *,
-        trusted: Collection[str] = (),
-        words: str = BLOCKED_WORDS,
-        log: DecisionSink | None = None,
-    ) -> None:
-        self.rule, self.trusted, self.words, self.log = require_call_rule(rule), frozenset(trusted), words, log
+    def __init__(self, rule: Calibration, **options: Unpack[GateOptions]) -> None:
+        super().__init__(rule, **options)
+        self.require_about_calls()
 
     @contextmanager
     def turn(self) -> Generator[None]:
@@ -168,11 +162,10 @@ class ToolGate:
             return True
         if turn.is_closed(call.name):
             return False
-        uncertainty = score_under(self.rule, None if own is None else own.verdict, call)
-        return (yield from judged_call(self.rule, call, uncertainty, self.log))
+        return (yield from self.judged(call, self.score_of(None if own is None else own.verdict, call)))
 
     def _blocked(self, call: ToolCall) -> ToolOutput:
-        words, given = self.words.replace("{tool}", call.name), dict(call.arguments)
+        words, given = self.words_for(call.name), dict(call.arguments)
         return ToolOutput(content=words, tool_name=call.name, raw_input=given, raw_output=words, is_error=True)
 
 

@@ -10,13 +10,13 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypedDict, cast, get_args
+from typing import Any, Self, TypedDict, cast
 
 from semgrad_guard.adapters.calibrating import AnsweredExample, Runs, collected, read_examples
 from semgrad_guard.calibration import Binding, Calibration
 from semgrad_guard.calibration.binding import QUESTIONS
 from semgrad_guard.calibration.calibration_set import Copies, read_rate
-from semgrad_guard.declared import require_known
+from semgrad_guard.declared import declared, require_known
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.estimators import NEEDS_LABELS, Estimator
 from semgrad_guard.estimators.learned import FusedStates
@@ -202,8 +202,7 @@ class ExampleCalibration:
         self._labels = None if given is None else Path(given)
         self.estimator = ChosenEstimator.of(options.pop("estimator", None))
         self._on_cut: OnCut = options.pop("on_cut", "unscored")
-        if self._on_cut not in get_args(OnCut):
-            raise InputError(f'on_cut is "unscored", "abstain" or "score", not {self._on_cut!r}')
+        declared("on_cut", OnCut).require(self._on_cut)
         self._options = options
         self.grader, self.examples = as_grader(grader), read_examples(examples)
 
@@ -307,7 +306,7 @@ class ExampleCalibration:
 
 
 def calibrated(
-    runs_of: Callable[[ChosenEstimator], Runs],
+    runs: Runs,
     examples: Iterable[Any],
     grader: AnyGrader,
     *,
@@ -318,12 +317,18 @@ def calibrated(
     progress: Progress | bool = True,
     **options: Any,
 ) -> Steps[Calibration]:
-    """Run a chain or an engine on examples, which is known once the estimators are, and calibrate on its questions."""
+    """Run a chain or an engine on examples, and calibrate on its questions."""
     job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, **options)
     path = None if record is None else Path(record)
-    how: Any = {"record": path, "max_concurrency": max_concurrency, "progress": progress}
-    needed = [estimator.name for estimator in job.estimator.needed]
-    answered = yield from collected(job.examples, runs_of(job.estimator), needed=needed, **how)
+    answered = yield from collected(
+        job.examples,
+        runs,
+        recorded=job.estimator.recorded,
+        needed=[estimator.name for estimator in job.estimator.needed],
+        record=path,
+        max_concurrency=max_concurrency,
+        progress=progress,
+    )
     return (yield Work(lambda: job(answered, record=path)))
 
 

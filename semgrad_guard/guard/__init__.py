@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.question import Router as Router
     from semgrad_guard.guard.question import RouterOptions as RouterOptions
     from semgrad_guard.guard.question import asking as asking
+    from semgrad_guard.guard.question import escalating as escalating
+    from semgrad_guard.guard.question import is_escalating as is_escalating
     from semgrad_guard.guard.question import question_of as question_of
     from semgrad_guard.guard.reported import ReportedScorer as ReportedScorer
     from semgrad_guard.guard.reported import prompt_of as prompt_of
@@ -60,7 +62,6 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.streams import ReportedSentences as ReportedSentences
     from semgrad_guard.guard.streams import SentencePiece as SentencePiece
     from semgrad_guard.guard.streams import StreamSteps as StreamSteps
-    from semgrad_guard.guard.streams import WholeAnswer as WholeAnswer
     from semgrad_guard.guard.streams import arun_stream as arun_stream
     from semgrad_guard.guard.streams import run_stream as run_stream
     from semgrad_guard.guard.streams import streamed as streamed

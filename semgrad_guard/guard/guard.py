@@ -18,7 +18,7 @@ from semgrad_guard.guard.answering import Answerer
 from semgrad_guard.guard.calibrated_estimator import as_estimator, estimator_of
 from semgrad_guard.guard.flow import Outcome, Reply, TargetReply, answers, one
 from semgrad_guard.guard.policy import Policy, judged_by
-from semgrad_guard.guard.promise import Promise, promise_along, require_sequel
+from semgrad_guard.guard.promise import Promise, combined_promise, require_sequel
 from semgrad_guard.guard.question import Router
 from semgrad_guard.guard.streams import SentencePiece, StreamSteps, arun_stream, run_stream, streamed
 from semgrad_guard.guard.timing import Steps, Work, adrive, drive
@@ -113,7 +113,15 @@ class Guard:
 
         None where a stage is uncalibrated or unscored, or found no threshold.
         """
-        return promise_along(self, Guard)
+        stages: list[Guard] = []
+        target: Any = self
+        while isinstance(target, Guard):
+            stages.append(target)
+            target = target.escalate_to
+        if target is not None:
+            return None
+        enforced = all(stage.terms.withholds for stage in stages)
+        return combined_promise([stage.policy for stage in stages], enforced=enforced)
 
     @property
     def binding(self) -> Binding:

@@ -81,6 +81,17 @@ class Router:
         self.escalate_to, self.trusted_tools = escalate_to, frozenset(trusted_tools)
         self._key = uuid4().hex
 
+    @classmethod
+    def read(cls, given: Any) -> Self | Literal[False] | None:
+        """The router of a model: one of this class; False for a helper, whose texts need no guard; or None.
+
+        Raises:
+            InputError: it is something else.
+        """
+        if given is None or given is False or isinstance(given, cls):
+            return given
+        raise InputError(f"router is {cls.__name__}(policy, ...), or False for a helper, not {given!r:.60}")
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Router) and other._key == self._key
 
@@ -94,6 +105,26 @@ class Router:
     def trusts(self, calls: Collection[ToolCall]) -> bool:
         """Whether there are calls, of trusted tools alone."""
         return bool(calls) and {call.name for call in calls} <= self.trusted_tools
+
+
+# A target may hold the guarded model itself: there the model's router still decides, but hands on no further.
+
+_escalating: ContextVar[frozenset[Router]] = ContextVar("semgrad_guard_escalating", default=frozenset())
+
+
+@contextmanager
+def escalating(router: Router) -> Generator[None]:
+    """The time during which a router's target answers."""
+    token = _escalating.set(_escalating.get() | {router})
+    try:
+        yield
+    finally:
+        _escalating.reset(token)
+
+
+def is_escalating(router: Router) -> bool:
+    """Whether this happens inside the router's own escalation."""
+    return router in _escalating.get()
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 from llama_index.core.base.llms.types import LLMMetadata
 
-from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback
+from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback, get_verdict
 from llama_index_semgrad_guard.records import Chunk
 from semgrad_guard import LanguageModel, Policy, Verdict
 from semgrad_guard.guard import Draft, Iterated, Work
@@ -84,6 +84,13 @@ class _Script:
 
     def close(self) -> Work:
         return Work.at_once(lambda: None)
+
+
+def verdict_of(response: Any) -> Verdict:
+    """The verdict that a response carries."""
+    verdict = get_verdict(response)
+    assert verdict is not None
+    return verdict
 
 
 def router_of(**options: Any) -> UncertaintyRouterCallback:
