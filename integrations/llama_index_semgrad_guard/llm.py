@@ -24,7 +24,6 @@ from pydantic import BeforeValidator, Field, SkipValidation, field_validator
 from llama_index_semgrad_guard.events import report, reporting
 from llama_index_semgrad_guard.records import (
     REASONING,
-    CallOptions,
     Chunk,
     Prompt,
     ToolCallingLLM,
@@ -34,14 +33,15 @@ from llama_index_semgrad_guard.records import (
     raw_record,
     to_conversation,
 )
-from llama_index_semgrad_guard.targets import UncertaintyRouterCallback, asking_target
-from llama_index_semgrad_guard.tool_gate import Turn, current_turn
-from semgrad_guard import METADATA_KEY, Estimator, Generation, HybridGrad, LanguageModel, Verdict
+from llama_index_semgrad_guard.targets import UncertaintyRouterCallback, asked
+from llama_index_semgrad_guard.tool_gate import TURN, Turn
+from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm, openai_logprobs
 from semgrad_guard.adapters.settings import LocalModelFields, template_calls_tools
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import (
     Draft,
+    Live,
     LiveAnswer,
     Outcome,
     Piece,
@@ -67,6 +67,8 @@ _TAKEN_OVER = {
 }
 _SMALLEST_WINDOW = 1024
 """LlamaIndex's own prompts leave no room for a passage in less; a prompt that is too long for the model raises."""
+
+A_STRUCTURE = "Text cannot stand in for a structured answer."
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -118,8 +120,8 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
 
     def __init__(self, model: str | None = None, /, **fields: Any) -> None:
         router = UncertaintyRouterCallback.read(fields.get("router"))
-        if router and "estimator" not in fields and router.terms.policy.calibration is not None:
-            fields["estimator"] = router.terms.policy
+        if router and "estimator" not in fields and router.policy.calibration is not None:
+            fields["estimator"] = router.policy
         super().__init__(**({} if model is None else {"model": model}), **fields)
 
     @classmethod
@@ -194,11 +196,11 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         if not isinstance(prompt, str):
             also |= FORM_OPTIONS
             to_conversation(prompt)  # what cannot be read is an error of the call, and not of the stream
-        options = CallOptions(self._writing(kwargs, also=also), AnswerForm.of(kwargs))
-        return self._answered(prompt, options, question_of(self.router), current_turn(), is_live=is_live)
+        live = partial(self._live, prompt, AnswerForm.of(kwargs), self._writing(kwargs, also=also), is_live=is_live)
+        return self._answered(prompt, live, question_of(self.router), TURN.get())
 
     def _answered(
-        self, prompt: Prompt, options: CallOptions, question: Question | None, turn: Turn | None, *, is_live: bool
+        self, prompt: Prompt, live: Callable[[Terms | None], Live], question: Question | None, turn: Turn | None
     ) -> StreamSteps[Chunk, None]:
         """The pieces of what goes out, and at the end the whole with its record."""
         text = thought = ""
@@ -219,20 +221,27 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
                 text += new
                 yield Chunk(text, new, thought)
 
-        ask = terms = None
+        terms = None
         if self.router:
             terms = reporting(self.router.terms if question is None else question.terms, "llm")
-            ask = asking_target(self.router.escalate_to, prompt)
-        live = self._live(prompt, options, terms, is_live)
-        yield from streamed(terms, live, ask, show=show, question=question, is_recorded=self.router is None)
+        yield from streamed(
+            terms,
+            live(terms),
+            lambda _: asked(self.router.escalate_to, prompt),
+            show=show,
+            question=question,
+            is_recorded=self.router is None,
+        )
 
-    def _live(self, prompt: Prompt, options: CallOptions, terms: Terms | None, is_live: bool) -> Any:
+    def _live(
+        self, prompt: Prompt, form: AnswerForm, writing: GenerationOptions, terms: Terms | None, *, is_live: bool
+    ) -> Live:
         """The writing of a draft; read, scored and taken apart in the model's thread."""
 
         def submit(on_piece: Callable[[Piece], None]) -> Ticket[Draft[Chunk]]:
-            model, form = self.language_model, options.form
+            model = self.language_model
             shown = prompt if isinstance(prompt, str) else form.instructed(self._shown(prompt))
-            request: Any = self._answerer(options.writing_by(model)).request(
+            request: Any = self._answerer(replace(writing, grammar=form.grammar(model))).request(
                 shown,
                 on_piece=on_piece if is_live else None,
                 template_options=form.template_options,
@@ -241,7 +250,7 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
             )
             if self.router is False:
                 request = replace(request, finish=_unscored)
-            return model.submit(request.then(partial(self._drafted, options=options)))
+            return model.submit(request.then(partial(self._drafted, form=form)))
 
         return LiveAnswer(submit)
 
@@ -257,10 +266,10 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         kept = [message for message in conversation if message.content.strip() or not message.tool_calls]
         return tuple(replace(message, tool_calls=()) for message in kept)
 
-    def _drafted(self, draft: Draft[Generation], options: CallOptions) -> Draft[Chunk]:
+    def _drafted(self, draft: Draft[Generation], form: AnswerForm) -> Draft[Chunk]:
         """The draft as LlamaIndex gets it. A call that cannot be read is a part of the text, as the model wrote it."""
         model, verdict = self.language_model, draft.verdict
-        found = options.form.taken_apart(model, draft.answer)
+        found = form.taken_apart(model, draft.answer)
         text = "\n".join(filter(None, (found.text, *found.broken)))
         if text != verdict.text:
             verdict = verdict.revised(text=text, sentences=())
@@ -269,7 +278,7 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         logprobs = _logprobs(model, self.estimator, draft.answer, top=top) if wanted else None
         answer = Chunk(text, record=raw_record(draft.answer, self.model), logprobs=logprobs)
         trusted = bool(self.router) and not found.broken and self.router.trusts(found.calls)
-        return Draft(verdict, answer, draft.prompt, trusted=trusted, irreplaceable=options.owes)
+        return Draft(verdict, answer, draft.prompt, trusted=trusted, irreplaceable=A_STRUCTURE if form.is_owed else "")
 
     def _whole(self, outcome: Outcome[Any], *, sent: str) -> Chunk:
         """The last piece: the delivered text with its record; `sent` is the text that has left before.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from llama_index.core.base.llms.types import (
@@ -24,8 +24,8 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.tools import BaseTool
 from pydantic import BaseModel
 
-from semgrad_guard import METADATA_KEY, Generation, GenerationOptions, LanguageModel, Message, ToolCall, Verdict
-from semgrad_guard.adapters.calls import AnswerForm, new_id, short_id, verdict_of_record
+from semgrad_guard import METADATA_KEY, Generation, Message, ToolCall, Verdict
+from semgrad_guard.adapters.calls import new_id, short_id, verdict_of_record
 from semgrad_guard.errors import InputError
 
 Prompt = str | Sequence[ChatMessage]
@@ -198,27 +198,6 @@ def _verdict_record(record: dict[str, Any] | None) -> dict[str, Any]:
 
 
 # Tools: shown to a model, and its calls of them in the messages of responses.
-
-
-@dataclass(frozen=True)
-class CallOptions:
-    """How one answer is written, and its form."""
-
-    writing: GenerationOptions
-    form: AnswerForm = field(default_factory=AnswerForm)
-
-    def writing_by(self, model: LanguageModel) -> GenerationOptions:
-        """The options of writing, for this model's form of calls.
-
-        Raises:
-            UnsupportedToolsError: there are tools, and the model's chat template has none.
-        """
-        return replace(self.writing, grammar=self.form.grammar(model))
-
-    @property
-    def owes(self) -> str:
-        """Why no text can stand in for the answer; empty where one can."""
-        return "Text cannot stand in for a structured answer." if self.form.schema or self.form.forced else ""
 
 
 _REQUIRED = "structure_required"

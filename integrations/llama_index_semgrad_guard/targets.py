@@ -15,7 +15,7 @@ from llama_index.core.workflow import Context, HumanResponseEvent, InputRequired
 from llama_index_semgrad_guard.records import Prompt, decided_of, fields_of, text_of
 from semgrad_guard import Verdict
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Ask, Reply, Router, Steps, Work, external, off_loop
+from semgrad_guard.guard import Reply, Router, Steps, Work, external, off_loop
 
 
 class UncertaintyRouterCallback(Router):
@@ -32,7 +32,7 @@ class UncertaintyRouterCallback(Router):
 _RESPONSES = (Response, AgentChatResponse, ChatResponse, CompletionResponse)
 
 
-def asking_target(target: Any, question: Prompt) -> Ask:
+def asked(target: Any, question: Prompt) -> Work:
     """The work of a target, which answers instead: an engine, an LLM, or a function of the question."""
 
     def steps() -> Steps[list[Any]]:
@@ -41,7 +41,7 @@ def asking_target(target: Any, question: Prompt) -> Ask:
             yield whole(answer)
         return [_reply(answer)]
 
-    return lambda _: Work.of(steps)
+    return Work.of(steps)
 
 
 def _called(target: Any, question: Prompt) -> Work:

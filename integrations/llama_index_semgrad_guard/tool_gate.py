@@ -72,12 +72,8 @@ class Turn:
             self._written.remove(own)
 
 
-_turn: ContextVar[Turn | None] = ContextVar("semgrad_guard_turn", default=None)
-
-
-def current_turn() -> Turn | None:
-    """The turn in which this happens; None outside of one."""
-    return _turn.get()
+TURN: ContextVar[Turn | None] = ContextVar("semgrad_guard_turn", default=None)
+"""The turn in which this happens; None outside of one."""
 
 
 class ToolGate(CallGate):
@@ -111,11 +107,11 @@ class ToolGate(CallGate):
     @contextmanager
     def turn(self) -> Generator[None]:
         """The time in which an agent works on one message of the user's. A turn within a turn is a part of it."""
-        token = _turn.set(_turn.get() or Turn())
+        token = TURN.set(TURN.get() or Turn())
         try:
             yield
         finally:
-            _turn.reset(token)
+            TURN.reset(token)
 
     def tools(self, tools: Iterable[BaseTool | Callable[..., Any]]) -> list[AsyncBaseTool]:
         """The tools, behind the gate. Called outside of a turn they do not run.
@@ -146,7 +142,7 @@ class ToolGate(CallGate):
 
     def _steps(self, call: ToolCall, run: Work) -> Steps[ToolOutput]:
         """The result of a call, or the words in its place. A call that fails, or waits for a person, may run again."""
-        if (turn := _turn.get()) is None:
+        if (turn := TURN.get()) is None:
             raise UnenforcedPolicyError("a gated tool runs in a turn alone: run the agent in `with gate.turn():`")
         own = turn.written(call)
         if not (yield from self._lets_through(call, own, turn)):

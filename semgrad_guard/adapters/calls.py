@@ -70,9 +70,14 @@ class AnswerForm:
         return cls(tools, forced, schema, instruction)
 
     @property
+    def is_owed(self) -> bool:
+        """Whether the answer has to be a call of a tool, or JSON."""
+        return self.schema is not None or bool(self.forced)
+
+    @property
     def structure(self) -> Structure | None:
         """The JSON that the answer owes; None where it is free."""
-        if self.schema is None and not self.forced:
+        if not self.is_owed:
             return None
         return Structure(
             self.schema, {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.forced}
@@ -104,7 +109,7 @@ class AnswerForm:
         """
         if self.tools:
             _ = model.tool_format
-        if not self.forced and self.schema is None:
+        if not self.is_owed:
             return None
         calls = self.forced or self.tools
         rules = [call_rule(model.tool_format, calls, model.special_tokens)] if calls else []

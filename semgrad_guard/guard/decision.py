@@ -117,7 +117,7 @@ def settle(
     if trusted and verdict.action != "answer":
         return Settlement("deliver", without_text(verdict))
     if verdict.action == "answer":
-        return Settlement("deliver", without_values(verdict))
+        return Settlement("deliver", without_values(verdict) if verdict.has_nulls else verdict)
     if terms.raises:
         return Settlement("raise", verdict)
     ranges = tuple((one.start, one.end) for one in verdict.sentences if one.action == "deliver")
@@ -140,7 +140,7 @@ def decide(draft: Verdict, policy: Policy, *, can_escalate: bool, prompt: Prompt
     """
     if policy.compares:
         draft = without_cut_score(draft, policy.on_cut or "unscored")
-    by_field = FIELDS.is_of(policy.binding)
+    by_field = policy.calibration is not None and FIELDS.is_of(policy.binding)
     if by_field:
         draft = draft.revised(settings=FIELDS.among(draft.details.settings))
     options: tuple[str, ...] = ()

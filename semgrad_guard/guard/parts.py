@@ -211,8 +211,6 @@ def decided_fields(
 
 def without_values(verdict: Verdict) -> Verdict:
     """The verdict on a structured answer with null in the place of each value that is withheld."""
-    if not verdict.has_nulls:
-        return verdict
     held = {one.path for one in verdict.fields if one.action == "null"}
     if verdict.tool_calls:
         (call,) = verdict.tool_calls

@@ -102,6 +102,11 @@ class Router:
         """Itself: copies of its holders share its log and its monitor."""
         return self
 
+    @property
+    def policy(self) -> Policy:
+        """Which scores are let through."""
+        return self.terms.policy
+
     def trusts(self, calls: Collection[ToolCall]) -> bool:
         """Whether there are calls, of trusted tools alone."""
         return bool(calls) and {call.name for call in calls} <= self.trusted_tools
@@ -162,7 +167,7 @@ class Question:
 
     def about(self, verdict: Verdict) -> Verdict:
         """The undecided verdict on a call, as a part of this question: bound as the policy's calibration is."""
-        if not self.router.terms.policy.is_about_questions:
+        if not self.router.policy.is_about_questions:
             return verdict
         return verdict.revised(settings=QUESTIONS.among(verdict.details.settings))
 
@@ -218,7 +223,7 @@ class Question:
         changes: dict[str, Any] = {"text": text}
         if not own:
             changes |= {"tool_calls": (), "reasoning": None, "sentences": (), "draft": None}
-        if self.router.terms.policy.is_about_questions:
+        if self.router.policy.is_about_questions:
             changes["promised"] = all(one.promised for one in self.verdicts)
         else:
             changes["promised"] = worst.promised and own and len(self.verdicts) == 1
@@ -227,7 +232,7 @@ class Question:
     def _ended(self) -> Verdict:
         if self.refused is None:
             verdict = unscored("", reason=_GOES_ON)
-            self.refused = decide(verdict, self.router.terms.policy, can_escalate=self.router.terms.can_escalate)
+            self.refused = decide(verdict, self.router.policy, can_escalate=self.router.terms.can_escalate)
         return self.refused
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy, calibrate
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
-from semgrad_guard.decision_log.decision_log import DecisionLog
-from semgrad_guard.errors import BindingMismatchError, InputError, LowConfidenceError
+from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import GreatestEntropy, MaxProbability, ParaGrad, SemanticEntropy
 from semgrad_guard.guard import undecided
 from semgrad_guard.guard.decision import settle
@@ -149,20 +147,6 @@ def test_every_sentence_has_a_score(language_model: LanguageModel, estimator: An
     assert [sentence.leans_on for sentence in verdict.sentences] == [None, 0, None]
     assert sum(sentence.tokens for sentence in verdict.sentences) == verdict.details.scored_tokens
     assert all("gnll" in sentence.scores for sentence in verdict.sentences)
-
-
-def test_a_guard_delivers_up_to_the_first_doubt(language_model: LanguageModel, tmp_path: Any) -> None:
-    first, second, third = (s.uncertainty for s in guard(language_model, 1e9)("q").sentences)
-    assert first is not None
-    with DecisionLog(tmp_path / "log.db") as log:
-        below = guard(language_model, math.nextafter(min(first, second or 0, third or 0), 0), log=log)
-        assert (below("q").text, actions(below("q"))) == ("I don't know.", "stop stop stop")
-    found = [guard(language_model, first, on_doubt="stop").batch(["q", "r"])[0], guard(language_model, first)("q")]
-    assert all(verdict.text.startswith("Tea is old. ") for verdict in found)
-    stream = guard(language_model, first).stream("q")
-    assert "".join(stream) == stream.verdict.text == found[1].text
-    with pytest.raises(LowConfidenceError):
-        guard(language_model, below.policy.threshold or 0, mode="raise")("q")
 
 
 def test_scores_by_sentence_are_bound(language_model: LanguageModel) -> None:

@@ -14,7 +14,7 @@ from llama_index.core.tools import FunctionTool, QueryEngineTool
 from llama_index.core.workflow import Context
 
 from llama_index_semgrad_guard import SemGradLLM, ToolGate, UncertaintyRouterCallback, calibrate_tool_calls
-from llama_index_semgrad_guard.tool_gate import current_turn
+from llama_index_semgrad_guard.tool_gate import TURN
 from semgrad_guard import Calibration, LanguageModel, Policy, ToolCall, calibrate
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard.parts import calls_in_text
@@ -225,7 +225,7 @@ async def test_what_does_not_belong_together_is_refused(rule: Calibration) -> No
     other = verdict_on([pay("Ann")], estimator="gnll", model=rule.binding.model)
     (tool, _) = ToolGate(rule).tools(TOOLS)
     with turn:
-        current_turn().note(other)  # type: ignore[union-attr]
+        TURN.get().note(other)  # type: ignore[union-attr]
         with pytest.raises(BindingMismatchError, match="estimator"):
             await tool.acall(to="Ann")
     answers = calibrate([0.1], [True], alpha=0.5, delta=0.5)
