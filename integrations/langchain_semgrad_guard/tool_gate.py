@@ -7,7 +7,7 @@ score and does not run.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 from langchain.agents.middleware import AgentMiddleware, ToolCallRequest
 from langchain_core.decisions import BaseDecisionModel, ClassifierRequest, Question
@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from langchain_semgrad_guard.decisions import require_rule, settings_of, uncertainty_of
 from langchain_semgrad_guard.messages import get_verdict
 from semgrad_guard import METADATA_KEY, Calibration, ToolCall, Verdict
-from semgrad_guard.adapters.call_gate import CallGate, GateOptions, calibrate_calls
+from semgrad_guard.adapters.call_gate import CallGate, calibrate_calls
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Steps, Work, adrive, drive
 
@@ -64,15 +64,13 @@ class ToolGate(CallGate, AgentMiddleware[Any, Any, Any]):
         self,
         rule: Calibration,
         score: BaseDecisionModel | Score | None = None,
-        **options: Unpack[GateOptions],
+        **options: Any,
     ) -> None:
-        super().__init__(rule, **options)
+        super().__init__(rule, scored_elsewhere=score is not None, **options)
         self.score = score
         if isinstance(score, BaseDecisionModel):
             require_rule(rule, score)
-        elif score is None:
-            self.require_about_calls()
-        elif not callable(score):
+        elif score is not None and not callable(score):
             raise InputError("score is a decision model, or a function of the request")
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Result]) -> Result:

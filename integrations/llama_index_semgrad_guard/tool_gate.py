@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any
 
 from llama_index.core.agent.workflow import AgentOutput
 from llama_index.core.tools import AsyncBaseTool, BaseTool, FunctionTool, ToolOutput, adapt_to_async_tool
 
 from llama_index_semgrad_guard.records import decided_of
 from semgrad_guard import Calibration, ToolCall, Verdict
-from semgrad_guard.adapters.call_gate import CallGate, GateOptions, calibrate_calls
+from semgrad_guard.adapters.call_gate import CallGate, calibrate_calls
 from semgrad_guard.errors import UnenforcedPolicyError
 from semgrad_guard.guard import Steps, Work, adrive, drive
 
@@ -92,17 +92,13 @@ class ToolGate(CallGate):
 
     Args:
         rule: a calibration of calls (`calibrate_tool_calls`).
-        **options: `trusted` (tools whose calls always run, by name), `words` (what the model reads in the place of a
-            result; `{tool}` is the tool's name) and `log` (a `DecisionLog`, which gets a row for each call that is
-            judged, and watches the rule's promise).
+        trusted: tools whose calls always run, by name.
+        words: what the model reads in the place of a result; `{tool}` is the tool's name.
+        log: a `DecisionLog`, which gets a row for each call that is judged, and watches the rule's promise.
 
     Raises:
         InputError: the rule is about something else.
     """
-
-    def __init__(self, rule: Calibration, **options: Unpack[GateOptions]) -> None:
-        super().__init__(rule, **options)
-        self.require_about_calls()
 
     @contextmanager
     def turn(self) -> Generator[None]:

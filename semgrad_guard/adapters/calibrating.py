@@ -25,9 +25,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from semgrad_guard.calibration import Binding
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard import Router, Steps, Work, adrive, asking, drive, recording
 from semgrad_guard.guard.decision import without_cut_score
-from semgrad_guard.guard.verdicts import UNSCORED, RecordedDraft, RecordedScore, binding_of, doubt_of
+from semgrad_guard.guard.question import Router, asking
+from semgrad_guard.guard.timing import Steps, Work, adrive, drive
+from semgrad_guard.guard.verdicts import UNSCORED, RecordedDraft, RecordedScore, binding_of, doubt_of, recording
 from semgrad_guard.questions.job_record import JobRecord, Progress, unwatched
 from semgrad_guard.records import PromptForm
 from semgrad_guard.settings import OnCut

@@ -5,34 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate_runs
 from semgrad_guard.calibration.binding import CALLS
+from semgrad_guard.decision_log.entries import DecisionSink
 from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.guard import DecisionSink, Steps, Work, binding_of, judged
+from semgrad_guard.guard.parts import judged
+from semgrad_guard.guard.timing import Steps, Work
+from semgrad_guard.guard.verdicts import binding_of
 from semgrad_guard.records import ToolCall, Verdict
 
 BLOCKED_WORDS = "Not run: it is not sure enough that this call of {tool} is right. Ask the user, or look first."
 """In the place of a blocked call's result. It tells no score."""
 
 
-class GateOptions(TypedDict, total=False):
-    """The options of a gate (see `CallGate`)."""
-
-    trusted: Collection[str]
-    words: str
-    log: DecisionSink | None
-
-
 class CallGate:
     """A rule for single calls of tools; a front knows which calls are made, and which tools are closed.
 
-    Args:
-        rule: a calibration of calls (`calibrate_calls`).
-        trusted: tools whose calls always run, by name.
-        words: what the model reads in the place of a result; `{tool}` is the tool's name.
-        log: a `DecisionLog`, which gets a row for each call that is judged, and watches the rule's promise.
+    Raises:
+        InputError: the rule is not about the tokens of calls, and the calls are not `scored_elsewhere`.
     """
 
     def __init__(
@@ -42,20 +34,14 @@ class CallGate:
         trusted: Collection[str] = (),
         words: str = BLOCKED_WORDS,
         log: DecisionSink | None = None,
+        scored_elsewhere: bool = False,
     ) -> None:
-        self.rule, self.trusted, self.words, self.log = rule.require_intact(), frozenset(trusted), words, log
-
-    def require_about_calls(self) -> None:
-        """Return if the rule is about the tokens of calls.
-
-        Raises:
-            InputError: it is about something else.
-        """
-        if not CALLS.is_of(self.rule.binding):
+        if not scored_elsewhere and not CALLS.is_of(rule.binding):
             raise InputError(
                 "this rule is not about tokens of tool calls: make one by calibrate_tool_calls, or give the score that "
                 "it is about"
             )
+        self.rule, self.trusted, self.words, self.log = rule.require_intact(), frozenset(trusted), words, log
 
     def score_of(self, verdict: Verdict | None, call: ToolCall) -> float | None:
         """The uncertainty of a call; None where it was not written so, or has no score.

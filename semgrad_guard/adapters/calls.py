@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast, overload
+from typing import Any, cast
 from uuid import uuid4
 
 from pydantic import ValidationError
@@ -23,7 +23,8 @@ from semgrad_guard.engine.prompts.grammar import FORM_FIELDS, json_rule, one_of
 from semgrad_guard.engine.prompts.tool_calls import Tool, ToolAnswer, call_rule
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard import Structure, unscored
+from semgrad_guard.guard.parts import Structure
+from semgrad_guard.guard.verdicts import unscored
 from semgrad_guard.records import METADATA_KEY, SCHEMA, Message, Verdict, digest_of
 
 FORM_OPTIONS = frozenset(FORM_FIELDS)
@@ -244,12 +245,6 @@ def _holds(value: object) -> bool:
     return isinstance(value, str | list) and value not in ("", [])
 
 
-@overload
-def short_id(call_id: str) -> str: ...
-@overload
-def short_id(call_id: None) -> None: ...
-@overload
-def short_id(call_id: str | None) -> str | None: ...
 def short_id(call_id: str | None) -> str | None:
     """An id of nine letters or digits: Mistral's templates refuse any other, to most it is all the same."""
     if call_id is None or re.fullmatch(r"[A-Za-z0-9]{9}", call_id):

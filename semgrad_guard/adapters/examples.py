@@ -34,8 +34,8 @@ from semgrad_guard.grading.candidates import (
 )
 from semgrad_guard.grading.grader import ABSTAINED, Verdicts, settling
 from semgrad_guard.grading.sheets import HUMAN, SheetAnswer, doubt, labels_for
-from semgrad_guard.guard import Steps, Work, as_estimator
-from semgrad_guard.guard.calibrated_estimator import named_estimator
+from semgrad_guard.guard.calibrated_estimator import as_estimator, named_estimator
+from semgrad_guard.guard.timing import Steps, Work
 from semgrad_guard.guard.verdicts import RecordedScore
 from semgrad_guard.questions.job_record import Progress, number_of_try
 from semgrad_guard.records import digest_of

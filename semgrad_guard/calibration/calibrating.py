@@ -22,7 +22,7 @@ import numpy as np
 
 from semgrad_guard.calibration import hand_grades, planning
 from semgrad_guard.calibration.binding import Binding, EstimatorChoice, Unit
-from semgrad_guard.calibration.calibration_record import Calibration, is_score
+from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.calibration_set import (
     ABSTAINED,
     Copies,
@@ -38,6 +38,7 @@ from semgrad_guard.calibration.gates import share_of
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.calibration.sentences import AnswerSentences, Promise, SentenceSet
 from semgrad_guard.calibration.thresholds import of_answers, of_part
+from semgrad_guard.declared import is_score
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.settings import OnDoubt
 

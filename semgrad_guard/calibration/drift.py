@@ -31,8 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from semgrad_guard.calibration.calibration_record import Calibration, is_score
+from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.promise import MOST, Schedule, Stakes
+from semgrad_guard.declared import is_score
 from semgrad_guard.errors import CalibrationError, InputError
 
 _NATS_FOR_BETS = 3.0

@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.streams import arun_stream as arun_stream
     from semgrad_guard.guard.streams import run_stream as run_stream
     from semgrad_guard.guard.streams import streamed as streamed
-    from semgrad_guard.guard.streams import written as written
     from semgrad_guard.guard.timing import Steps as Steps
     from semgrad_guard.guard.timing import Work as Work
     from semgrad_guard.guard.timing import adrive as adrive

@@ -31,7 +31,7 @@ from semgrad_guard.guard.parts import Structure, calls_in_text, scored_parts
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.sentences import OTHER_TOKENS, WITH_CALLS, scored_sentences
 from semgrad_guard.guard.streams import EarlySentences, LiveAnswer
-from semgrad_guard.guard.timing import awaited_all
+from semgrad_guard.guard.timing import Work, awaited_all
 from semgrad_guard.guard.verdicts import RecordedScore, current_recorder, unscored
 from semgrad_guard.records import (
     Conversation,
@@ -96,28 +96,20 @@ class Answerer:
                 "prompt_template": template_name(self.model, self.prompt_template, template_options),
             }
 
-    def drafts(
+    def drafting(
         self, conversations: Sequence[Conversation], *, template_options: TemplateOptions | None = None
-    ) -> list[Draft[Generation]]:
-        """Answer and score several conversations; they share the model's steps with each other and with other callers.
+    ) -> Work:
+        """The work of answering and scoring several conversations, whose result is their drafts (`Draft[Generation]`).
 
-        Raises:
-            Exception: the first that a conversation causes; the others are then cancelled.
+        They share the model's steps with each other and with other callers; on the event loop none waits in a thread.
+        It raises the first error that a conversation causes, and the others are then cancelled.
         """
-        return outcomes(self._submitted(conversations, template_options))
 
-    async def adrafts(
-        self, conversations: Sequence[Conversation], *, template_options: TemplateOptions | None = None
-    ) -> list[Draft[Generation]]:
-        """Like `drafts`, on the event loop: no conversation waits in a thread."""
-        return await awaited_all(partial(self._submitted, conversations, template_options))
+        def submitted() -> list[Ticket[Draft[Generation]]]:
+            requests = [self.request(conversation, template_options=template_options) for conversation in conversations]
+            return self.model.submit_all(requests)  # or none, where one cannot be answered
 
-    def _submitted(
-        self, conversations: Sequence[Conversation], template_options: TemplateOptions | None
-    ) -> list[Ticket[Draft[Generation]]]:
-        """All of them, or none where one cannot be answered."""
-        requests = [self.request(conversation, template_options=template_options) for conversation in conversations]
-        return self.model.submit_all(requests)
+        return Work(lambda: outcomes(submitted()), lambda: awaited_all(submitted))
 
     def draft(
         self,

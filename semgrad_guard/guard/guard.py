@@ -161,9 +161,8 @@ class Guard:
 
     def drafts(self, conversations: Sequence[Conversation], *, tools: Tools | None = None) -> list[Verdict]:
         """Answers with their scores and without a decision, for a calibration to grade."""
-        return [
-            draft.verdict for draft in self._answerer.drafts(conversations, template_options=_template_options(tools))
-        ]
+        drafts = self._answerer.drafting(conversations, template_options=_template_options(tools)).call()
+        return [draft.verdict for draft in drafts]
 
     def feedback(self, decision_id: str, correct: bool, *, grader: str | None = None) -> Feedback:
         """Tell the decision log whether a delivered answer (`verdict.decision_id`) was correct.
@@ -190,11 +189,7 @@ class Guard:
     def _answers(
         self, conversations: Sequence[Conversation], tools: Tools | None
     ) -> Steps[list[Outcome[Generation] | Exception]]:
-        options = _template_options(tools)
-        draft = Work(
-            lambda: self._answerer.drafts(conversations, template_options=options),
-            lambda: self._answerer.adrafts(conversations, template_options=options),
-        )
+        draft = self._answerer.drafting(conversations, template_options=_template_options(tools))
         return answers(
             self.terms, draft, lambda places: self._asking(places, conversations, tools), count=len(conversations)
         )

@@ -9,9 +9,9 @@ from typing import Any
 
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.binding import FIELDS, QUESTIONS, Binding
-from semgrad_guard.calibration.calibration_record import Calibration, is_score
+from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.decision_log.entries import DecisionSink
-from semgrad_guard.declared import declared, require_valid
+from semgrad_guard.declared import declared, is_score, require_valid
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard.verdicts import abstained

@@ -10,10 +10,10 @@ from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, P
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import GreatestEntropy, MaxProbability, ParaGrad, SemanticEntropy
-from semgrad_guard.guard import undecided
 from semgrad_guard.guard.decision import settle
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.sentences import watched_score
+from semgrad_guard.guard.verdicts import undecided
 from semgrad_guard.records import SentenceVerdict, Verdict
 from semgrad_guard.settings import CLOSING_LINE
 

@@ -13,7 +13,11 @@ from semgrad_guard.engine.answers import batch
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.errors import AnswerFailedError, AnswerInterruptedError, LowConfidenceError
 from semgrad_guard.estimators import GreatestEntropy, MaxProbability, ParaGrad
-from semgrad_guard.guard import Draft, SentencePiece, Terms, Work, run_stream, streamed, unscored
+from semgrad_guard.guard.flow import Draft
+from semgrad_guard.guard.policy import Terms
+from semgrad_guard.guard.streams import SentencePiece, run_stream, streamed
+from semgrad_guard.guard.timing import Work
+from semgrad_guard.guard.verdicts import unscored
 from semgrad_guard.records import SentenceVerdict, Verdict
 from semgrad_guard.settings import CLOSING_LINE
 from tests.fixed_model import PIECES, TEXT, FixedModel

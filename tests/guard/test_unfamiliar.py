@@ -8,9 +8,10 @@ import pytest
 
 from semgrad_guard.calibration import Binding, Calibration, DriftMonitor, calibrate
 from semgrad_guard.errors import AnswerFailedError, BindingMismatchError, InputError
-from semgrad_guard.guard import Draft, Paused, Policy, Reply, Terms, one, unscored
 from semgrad_guard.guard.decision import decide
-from semgrad_guard.guard.verdicts import escalated, undecided
+from semgrad_guard.guard.flow import Draft, Paused, Reply, one
+from semgrad_guard.guard.policy import Policy, Terms
+from semgrad_guard.guard.verdicts import escalated, undecided, unscored
 from semgrad_guard.records import PromptForm, Verdict
 from tests.guard.routed import run
 

@@ -15,7 +15,7 @@ from llama_index_semgrad_guard import SemGradLLM
 from llama_index_semgrad_guard import UncertaintyRouterCallback as LlamaIndexRouter
 from llama_index_semgrad_guard import guarded as guarded_engine
 from semgrad_guard import LanguageModel, Policy
-from semgrad_guard.guard import DecisionSink
+from semgrad_guard.decision_log.entries import DecisionSink
 
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 

@@ -18,8 +18,8 @@ from langchain_semgrad_guard import GuardedChatModel, LowConfidenceError, Uncert
 from semgrad_guard import Calibration, Policy, Verdict
 from semgrad_guard.engine.fields import fields_of
 from semgrad_guard.estimators import GreedyNLL
-from semgrad_guard.guard import calibrate_fields, recording
-from semgrad_guard.guard.parts import allows_null, without_values
+from semgrad_guard.guard.parts import allows_null, calibrate_fields, without_values
+from semgrad_guard.guard.verdicts import recording
 from semgrad_guard.records import FieldVerdict
 
 from .listening import Ear

@@ -12,7 +12,9 @@ from llama_index_semgrad_guard.llm import A_STRUCTURE
 from llama_index_semgrad_guard.records import Chunk
 from semgrad_guard import LanguageModel, Policy, Verdict
 from semgrad_guard.adapters.calls import AnswerForm
-from semgrad_guard.guard import Draft, Iterated, Work
+from semgrad_guard.guard.flow import Draft
+from semgrad_guard.guard.streams import Iterated
+from semgrad_guard.guard.timing import Work
 from semgrad_guard.records import PromptForm, digest_of
 
 CANARY = "ZANZIBAR"

@@ -24,7 +24,7 @@ from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback
 from semgrad_guard import LanguageModel, Policy, calibrate
 from semgrad_guard.errors import EmptyResponseError, InputError, UnsupportedToolsError
 from semgrad_guard.estimators import MaxProbability
-from semgrad_guard.guard import binding_of, recording
+from semgrad_guard.guard.verdicts import binding_of, recording
 from tests.engine.chat_templates import template
 from tests.pairwise import in_turn
 from tests.steps import LIMIT, Steps, until
