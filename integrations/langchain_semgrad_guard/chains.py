@@ -86,10 +86,7 @@ class Guarded(Runnable[Any, Any]):
                 return [(yield replying(router.escalate_to, given, _outside(config), read=_reply))]
 
         outcome = yield from answered(
-            router,
-            Work.of(run),
-            _text_work,
-            lambda _: Work.of(ask),
+            router, Work.of(run), lambda found: Work.at_once(lambda: _text_of(found)), lambda _: Work.of(ask)
         )
         verdict, result = outcome.verdict, outcome.answer
         if result is None:
@@ -153,10 +150,6 @@ def _reply(result: Any) -> Reply[Any]:
     """A target's answer in the chain's form."""
     recorded = convert.stage_verdict(result) if isinstance(result, AIMessage) else None
     return Reply(_text_of(result) if recorded is None else recorded, result)
-
-
-def _text_work(result: Any) -> Work:
-    return Work.at_once(lambda: _text_of(result))
 
 
 def _text_of(result: Any) -> str:

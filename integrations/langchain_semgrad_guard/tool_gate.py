@@ -60,12 +60,7 @@ class ToolGate(CallGate, AgentMiddleware[Any, Any, Any]):
         BindingMismatchError: the rule was made for another model; in a run, for another version or estimator.
     """
 
-    def __init__(
-        self,
-        rule: Calibration,
-        score: BaseDecisionModel | Score | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, rule: Calibration, score: BaseDecisionModel | Score | None = None, **options: Any) -> None:
         super().__init__(rule, scored_elsewhere=score is not None, **options)
         self.score = score
         if isinstance(score, BaseDecisionModel):

@@ -241,11 +241,7 @@ class ToolCallingLLM(FunctionCallingLLM):
         return {**forced, **(options or {})}
 
     def _validate_chat_with_tools_response(
-        self,
-        response: ChatResponse,
-        tools: Sequence[BaseTool],
-        allow_parallel_tool_calls: bool = False,
-        **kwargs: Any,
+        self, response: ChatResponse, tools: Sequence[BaseTool], allow_parallel_tool_calls: bool = False, **kwargs: Any
     ) -> ChatResponse:
         """The response, with its first call alone where no other was to be made."""
         calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]

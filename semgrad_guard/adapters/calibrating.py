@@ -241,11 +241,7 @@ def _opened(path: Path | None, chain: str, keys: Collection[str]) -> Generator[J
 
 
 def _answered(
-    example: Example,
-    ran: Ran | Exception,
-    number: int,
-    others: Iterable[AnsweredExample],
-    needed: Sequence[str],
+    example: Example, ran: Ran | Exception, number: int, others: Iterable[AnsweredExample], needed: Sequence[str]
 ) -> AnsweredExample:
     """What a run made of an example; `others` are bound to the same model.
 

@@ -80,11 +80,7 @@ class ChosenEstimator:
         return tuple({estimator.name: estimator for estimator in (*FREE, *self.needed)}.values())
 
     def outcome(
-        self,
-        answered: Sequence[AnsweredExample],
-        correct: Sequence[bool],
-        binding: Binding,
-        **how: Any,
+        self, answered: Sequence[AnsweredExample], correct: Sequence[bool], binding: Binding, **how: Any
     ) -> Outcome:
         """The calibration on answered and graded examples; `how` are further options of `calibrate`."""
 
@@ -187,13 +183,7 @@ class ExampleCalibration:
     """
 
     def __init__(
-        self,
-        examples: Iterable[Any],
-        grader: AnyGrader,
-        *,
-        alpha: float,
-        delta: float,
-        **options: Any,
+        self, examples: Iterable[Any], grader: AnyGrader, *, alpha: float, delta: float, **options: Any
     ) -> None:
         require_known("calibrating on examples", options, ExampleOptions.__annotations__)
         self._rates = {"alpha": read_rate(alpha, "alpha"), "delta": read_rate(delta, "delta")}

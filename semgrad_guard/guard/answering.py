@@ -33,15 +33,7 @@ from semgrad_guard.guard.sentences import OTHER_TOKENS, WITH_CALLS, scored_sente
 from semgrad_guard.guard.streams import EarlySentences, LiveAnswer
 from semgrad_guard.guard.timing import Work, awaited_all
 from semgrad_guard.guard.verdicts import RecordedScore, current_recorder, unscored
-from semgrad_guard.records import (
-    Conversation,
-    Score,
-    SentenceVerdict,
-    Status,
-    ToolCall,
-    Verdict,
-    digest_of,
-)
+from semgrad_guard.records import Conversation, Score, SentenceVerdict, Status, ToolCall, Verdict, digest_of
 from semgrad_guard.settings import OnDoubt
 
 TemplateOptions = Mapping[str, Any]
@@ -198,11 +190,7 @@ class Answerer:
         return tuple(plan for plan in plans if isinstance(plan, Sampling))
 
     def live(
-        self,
-        conversation: Conversation,
-        *,
-        terms: Terms | None = None,
-        template_options: TemplateOptions | None = None,
+        self, conversation: Conversation, *, terms: Terms | None = None, template_options: TemplateOptions | None = None
     ) -> LiveAnswer:
         """Answer piece by piece; the scored draft at the end. It is read and begun with the first piece.
 

@@ -89,12 +89,7 @@ def without_cut_score(draft: Verdict, on_cut: OnCut) -> Verdict:
 
 
 def settle(
-    draft: Verdict,
-    terms: Terms,
-    *,
-    prompt: PromptForm | None = None,
-    trusted: bool = False,
-    whole: bool = False,
+    draft: Verdict, terms: Terms, *, prompt: PromptForm | None = None, trusted: bool = False, whole: bool = False
 ) -> Settlement:
     """The decision about a draft. Pure: records in, a record out.
 

@@ -106,9 +106,7 @@ class Iterated(Generic[P]):
     """Pieces from a generator, which is made with the first of them: one for calls, or one for coroutines."""
 
     def __init__(
-        self,
-        make: Callable[[], Iterator[P]] | None = None,
-        amake: Callable[[], AsyncIterator[P]] | None = None,
+        self, make: Callable[[], Iterator[P]] | None = None, amake: Callable[[], AsyncIterator[P]] | None = None
     ) -> None:
         self._make, self._amake = make, amake
         self._pieces: Any = None
@@ -253,12 +251,7 @@ class ReportedSentences:
     """
 
     def __init__(
-        self,
-        scorer: ReportedScorer,
-        terms: Terms,
-        *,
-        options: Mapping[str, Any],
-        prompt: PromptForm | None,
+        self, scorer: ReportedScorer, terms: Terms, *, options: Mapping[str, Any], prompt: PromptForm | None
     ) -> None:
         self._scorer, self._options, self._prompt = scorer, options, prompt
         self._new = list[SentencePiece]()

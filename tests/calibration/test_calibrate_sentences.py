@@ -176,11 +176,7 @@ SENTENCE = st.tuples(st.integers(0, 9).map(float), st.booleans(), st.integers(0,
 
 
 @pytest.mark.parametrize(
-    ("on_doubt", "expected"),
-    [
-        ("stop", [1.0, 3.0, 3.0, None, None]),
-        ("drop", [1.0, 3.0, 3.0, None, 2.0]),
-    ],
+    ("on_doubt", "expected"), [("stop", [1.0, 3.0, 3.0, None, None]), ("drop", [1.0, 3.0, 3.0, None, 2.0])]
 )
 def test_a_sentence_counts_with_all_that_it_depends_on(on_doubt: OnDoubt, expected: list[float | None]) -> None:
     scores: list[float | None] = [1.0, 3.0, 0.5, math.nan, 2.0]

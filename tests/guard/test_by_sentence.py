@@ -72,12 +72,7 @@ def test_a_part_is_delivered(on_doubt: Any, scores: tuple[float | None, ...], te
 
 @pytest.mark.parametrize(
     ("on_doubt", "scores", "expected"),
-    [
-        ("stop", (3, 0, 5), 3),
-        ("drop", (3, 0, 2), 2),
-        ("drop", (None, 0, 5), 5),
-        ("stop", (), 7),
-    ],
+    [("stop", (3, 0, 5), 3), ("drop", (3, 0, 2), 2), ("drop", (None, 0, 5), 5), ("stop", (), 7)],
 )
 def test_drift_compares_the_score_that_a_calibration_keeps(
     on_doubt: Any, scores: tuple[float | None, ...], expected: float

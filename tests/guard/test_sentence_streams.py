@@ -96,10 +96,7 @@ def test_stop_ends_the_model_behind_the_doubtful_sentence(model: FixedModel) -> 
     assert stream.verdict.draft == "Tea is old. Milk is hot!"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"mode": "raise"}, {"by": "answer"}],
-)
+@pytest.mark.parametrize("changes", [{"mode": "raise"}, {"by": "answer"}])
 def test_other_answers_leave_as_a_whole(model: FixedModel, changes: dict[str, Any]) -> None:
     assert list(guard(model, 1e9, **changes).stream("q")) == [TEXT]
 

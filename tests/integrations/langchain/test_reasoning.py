@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
-from langchain_semgrad_guard import (
-    ChatSemGrad,
-    GuardedChatModel,
-    UncertaintyRouterCallback,
-    calibrate_chain,
-)
+from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback, calibrate_chain
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import CalibrationError
 from tests.thinking import ANSWERS, QUESTIONS, THOUGHTS, thinking_model, written

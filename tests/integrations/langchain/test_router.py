@@ -13,12 +13,7 @@ from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.config import set_config_context
 
-from langchain_semgrad_guard import (
-    ChatSemGrad,
-    GuardedChatModel,
-    LowConfidenceError,
-    UncertaintyRouterCallback,
-)
+from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, LowConfidenceError, UncertaintyRouterCallback
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
 

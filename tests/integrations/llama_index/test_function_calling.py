@@ -14,12 +14,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel
 
-from llama_index_semgrad_guard import (
-    LowConfidenceError,
-    SemGradLLM,
-    UncertaintyRouterCallback,
-    guarded,
-)
+from llama_index_semgrad_guard import LowConfidenceError, SemGradLLM, UncertaintyRouterCallback, guarded
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import UnsupportedToolsError
 from tests.engine.chat_templates import template as published_or_own
@@ -84,11 +79,7 @@ def ways(llm: SemGradLLM, *tools: FunctionTool, **options: Any) -> list[Any]:
             [chunk async for chunk in await llm.astream_chat_with_tools(**given)][-1],
         ]
 
-    return [
-        llm.chat_with_tools(**given),
-        list(llm.stream_chat_with_tools(**given))[-1],
-        *asyncio.run(asynchronous()),
-    ]
+    return [llm.chat_with_tools(**given), list(llm.stream_chat_with_tools(**given))[-1], *asyncio.run(asynchronous())]
 
 
 TURNS = "{{ tools }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"

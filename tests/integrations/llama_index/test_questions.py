@@ -12,12 +12,7 @@ from llama_index.core.chat_engine import CondenseQuestionChatEngine, SimpleChatE
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
 
-from llama_index_semgrad_guard import (
-    SemGradLLM,
-    UncertaintyRouterCallback,
-    asking,
-    guarded,
-)
+from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback, asking, guarded
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
 

@@ -9,13 +9,7 @@ import pytest
 from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.memory import ChatMemoryBuffer
 
-from llama_index_semgrad_guard import (
-    SemGradLLM,
-    UncertaintyEvaluator,
-    UncertaintyRouterCallback,
-    asking,
-    guarded,
-)
+from llama_index_semgrad_guard import SemGradLLM, UncertaintyEvaluator, UncertaintyRouterCallback, asking, guarded
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.settings import CLOSING_LINE
 from tests.fixed_model import PIECES, TEXT, FixedModel

@@ -17,18 +17,7 @@ from llama_index_semgrad_guard import LowConfidenceError, guarded
 from semgrad_guard import LanguageModel, ToolCall
 
 from .scripted import CANARY, WITHHELD, Scripted, scripted, verdict_of
-from .ways import (
-    AGENTS,
-    CHAT_WAYS,
-    CHATS,
-    ENGINES,
-    LLM_WAYS,
-    MEMORIES,
-    QUERY_WAYS,
-    Ears,
-    debugged,
-    in_question,
-)
+from .ways import AGENTS, CHAT_WAYS, CHATS, ENGINES, LLM_WAYS, MEMORIES, QUERY_WAYS, Ears, debugged, in_question
 
 MODES: dict[str, dict[str, Any]] = {
     "enforce": {},
