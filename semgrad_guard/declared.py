@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from functools import cache, partial
 from numbers import Real
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeGuard, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
@@ -134,6 +134,18 @@ _KINDS: Mapping[Any, tuple[type[Any], str]] = {
     float: (Real, "must be a number"),
     str: (str, "must be a text"),
 }
+
+
+def is_score(value: float | None) -> TypeGuard[float]:
+    """Whether a value is a finite number, and so a score.
+
+    Raises:
+        InputError: it is neither a number nor None.
+    """
+    try:
+        return value is not None and math.isfinite(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"an uncertainty is a number or None, not {value!r}") from None
 
 
 def require_valid(options: object, group: type[Any] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Unpack, cast
 from uuid import uuid4
 
@@ -13,7 +14,7 @@ from langchain_core.runnables.base import coerce_to_runnable
 from langchain_semgrad_guard.chains import Guarded
 from langchain_semgrad_guard.messages import output_of
 from semgrad_guard.adapters.calibrating import Runs
-from semgrad_guard.adapters.examples import AnyGrader, ChosenEstimator, RunOptions, calibrated
+from semgrad_guard.adapters.examples import AnyGrader, RunOptions, calibrated
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Steps, Work, adrive, drive
@@ -92,50 +93,6 @@ async def acalibrate_chain(
     return await adrive(_calibrated(chain, examples, grader, alpha=alpha, delta=delta, **options))
 
 
-def _calibrated(
-    chain: Chain,
-    examples: Iterable[Any],
-    grader: AnyGrader,
-    *,
-    name: str = "",
-    output: Callable[[Any], str] | None = None,
-    config: RunnableConfig | Callable[[Any], RunnableConfig] | None = None,
-    **options: Any,
-) -> Steps[Calibration]:
-    runnable: Runnable[Any, Any] = coerce_to_runnable(cast("Any", chain))
-    router = runnable.router if isinstance(runnable, Guarded) else None
-
-    def runs(chosen: ChosenEstimator) -> Runs:
-        return _Runs(runnable, config, name, router, output or _text, chosen.recorded)
-
-    return calibrated(runs, examples, grader, **options)
-
-
-class _Runs(Runs):
-    """Runs of one chain."""
-
-    def __init__(
-        self,
-        chain: Runnable[Any, Any],
-        config: RunnableConfig | Callable[[Any], RunnableConfig] | None,
-        *runs: Any,
-    ) -> None:
-        super().__init__(*runs)
-        self._chain, self._config = chain, config
-
-    def response_of(self, given: Any) -> Steps[Any]:
-        """The chain's output."""
-        chain, config = self._chain, self._config(given) if callable(self._config) else self._fresh(self._config or {})
-        return (yield Work(lambda: chain.invoke(given, config), lambda: chain.ainvoke(given, config)))
-
-    def _fresh(self, config: RunnableConfig) -> RunnableConfig:
-        """The config with a conversation of its own."""
-        known = config.get("configurable", {})
-        needed = [spec.id for spec in self._chain.config_specs if spec.id not in known and spec.default is None]
-        fresh = dict.fromkeys((*_CONVERSATIONS, *needed), uuid4().hex)
-        return {**config, "configurable": {**known, **fresh}}
-
-
 def _text(returned: Any) -> str:
     """The delivered text in the usual outputs of chains."""
     found = output_of(returned)
@@ -147,3 +104,39 @@ def _text(returned: Any) -> str:
         f"the chain returned a {type(found).__name__}, in which the delivered text is not known; pass output=lambda "
         "returned: ..., which finds it"
     )
+
+
+def _calibrated(
+    chain: Chain,
+    examples: Iterable[Any],
+    grader: AnyGrader,
+    *,
+    name: str = "",
+    output: Callable[[Any], str] = _text,
+    config: RunnableConfig | Callable[[Any], RunnableConfig] | None = None,
+    **options: Any,
+) -> Steps[Calibration]:
+    runnable: Runnable[Any, Any] = coerce_to_runnable(cast("Any", chain))
+    router = runnable.router if isinstance(runnable, Guarded) else None
+    runs = _Runs(runnable, config or {}, name=name, router=router, output=output)
+    return calibrated(runs, examples, grader, **options)
+
+
+@dataclass(frozen=True)
+class _Runs(Runs):
+    """Runs of one chain."""
+
+    chain: Runnable[Any, Any]
+    config: RunnableConfig | Callable[[Any], RunnableConfig]
+
+    def response_of(self, given: Any) -> Steps[Any]:
+        """The chain's output."""
+        chain, config = self.chain, self.config(given) if callable(self.config) else self._fresh(self.config)
+        return (yield Work(lambda: chain.invoke(given, config), lambda: chain.ainvoke(given, config)))
+
+    def _fresh(self, config: RunnableConfig) -> RunnableConfig:
+        """The config with a conversation of its own."""
+        known = config.get("configurable", {})
+        needed = [spec.id for spec in self.chain.config_specs if spec.id not in known and spec.default is None]
+        fresh = dict.fromkeys((*_CONVERSATIONS, *needed), uuid4().hex)
+        return {**config, "configurable": {**known, **fresh}}

@@ -18,10 +18,10 @@ from pydantic import BaseModel
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.deciding import Deciding
 from langchain_semgrad_guard.router import UncertaintyRouterCallback, only_asking
-from langchain_semgrad_guard.targets import chat_model_in, escalating, invoked, is_escalating, replying
+from langchain_semgrad_guard.targets import chat_model_in, invoked, replying
 from semgrad_guard import METADATA_KEY, Verdict
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
-from semgrad_guard.guard import Refusal, Reply, Steps, Work, adrive, answered, drive, sealed
+from semgrad_guard.guard import Refusal, Reply, Steps, Work, answered, escalating, is_escalating, sealed
 
 Abstention = Callable[[Any, Verdict], Any]
 """What stands for a withheld result, given the chain's input and the verdict, whose text is the abstain message."""
@@ -55,12 +55,7 @@ class Guarded(Runnable[Any, Any]):
         """Ask one question."""
 
         def call(given: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> Any:
-            inside = patch_config(config, callbacks=run_manager.get_child())
-            try:
-                return drive(self._steps(given, inside, kwargs))
-            except Exception as error:  # noqa: BLE001
-                left = sealed(error)
-            raise left  # here, where no frame holds a draft
+            return self._work(given, patch_config(config, callbacks=run_manager.get_child()), kwargs).call()
 
         return self._call_with_config(call, input, config)
 
@@ -68,14 +63,13 @@ class Guarded(Runnable[Any, Any]):
         """Like `invoke`, on the event loop."""
 
         async def call(given: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> Any:
-            inside = patch_config(config, callbacks=run_manager.get_child())
-            try:
-                return await adrive(self._steps(given, inside, kwargs))
-            except Exception as error:  # noqa: BLE001
-                left = sealed(error)
-            raise left
+            return await self._work(given, patch_config(config, callbacks=run_manager.get_child()), kwargs).begin()
 
         return await self._acall_with_config(call, input, config)
+
+    def _work(self, given: Any, config: RunnableConfig, kwargs: dict[str, Any]) -> Work:
+        """The work of one question, whose error holds no draft."""
+        return Work.of(lambda: self._steps(given, config, kwargs)).replacing(sealed)
 
     def _steps(self, given: Any, config: RunnableConfig, kwargs: dict[str, Any]) -> Steps[Any]:
         """The chain's result, or what stands for it. A message carries the question's record."""
@@ -92,10 +86,7 @@ class Guarded(Runnable[Any, Any]):
                 return [(yield replying(router.escalate_to, given, _outside(config), read=_reply))]
 
         outcome = yield from answered(
-            router,
-            Work.of(run),
-            _text_work,
-            lambda _: Work.of(ask),
+            router, Work.of(run), lambda found: Work.at_once(lambda: _text_of(found)), lambda _: Work.of(ask)
         )
         verdict, result = outcome.verdict, outcome.answer
         if result is None:
@@ -159,10 +150,6 @@ def _reply(result: Any) -> Reply[Any]:
     """A target's answer in the chain's form."""
     recorded = convert.stage_verdict(result) if isinstance(result, AIMessage) else None
     return Reply(_text_of(result) if recorded is None else recorded, result)
-
-
-def _text_work(result: Any) -> Work:
-    return Work.at_once(lambda: _text_of(result))
 
 
 def _text_of(result: Any) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
@@ -15,11 +16,10 @@ from pydantic import BaseModel, Field, SecretStr
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.deciding import Call, Deciding
 from langchain_semgrad_guard.messages import AnyTool, openai_tools
-from langchain_semgrad_guard.profiles import count_tokens, profile_of, profile_on_disk
 from langchain_semgrad_guard.structured_output import Method, structured
-from semgrad_guard import METADATA_KEY, Generation, GenerationOptions, LanguageModel, estimator_of
+from semgrad_guard import METADATA_KEY, Generation, GenerationOptions, LanguageModel, Message, estimator_of
 from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm, openai_logprobs
-from semgrad_guard.adapters.settings import DECODING, LocalModelFields
+from semgrad_guard.adapters.settings import DECODING, LocalModelFields, read_json, template_calls_tools
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Answerer, Draft, LiveAnswer, Piece, Ticket, judged_by
 
@@ -57,7 +57,7 @@ class ChatSemGrad(LocalModelFields, Deciding):
         """
         chat = super().from_model(language_model, **fields)
         if "profile" not in fields:
-            chat.profile = profile_of(language_model)
+            chat.profile = _profile_of(language_model)
         return chat
 
     # How it answers.
@@ -190,7 +190,7 @@ class ChatSemGrad(LocalModelFields, Deciding):
             InputError: a message that a text model cannot be shown.
         """
         conversation = convert.to_conversation(messages)
-        return count_tokens(self.language_model, conversation, openai_tools(tools or ()))
+        return _count_tokens(self.language_model, conversation, openai_tools(tools or ()))
 
     @property
     def _llm_type(self) -> str:
@@ -214,4 +214,50 @@ class ChatSemGrad(LocalModelFields, Deciding):
         return params
 
     def _resolve_model_profile(self) -> ModelProfile | None:
-        return profile_on_disk(self.model, self.revision, self.template_options)
+        return _profile_on_disk(self.model, self.revision, self.template_options)
+
+
+_ABILITIES = dict.fromkeys(["text_inputs", "text_outputs", "structured_output", "temperature", "open_weights"], True)
+
+
+def _profile_of(model: LanguageModel) -> ModelProfile:
+    """The profile of a loaded model."""
+    return _profile(model.context_window, calls_tools=model.knows_tools)
+
+
+def _profile_on_disk(name_or_path: str, revision: str | None, options: Mapping[str, Any] | None) -> ModelProfile | None:
+    """The profile of a model that is not loaded; None where its files are not on this disk yet. Loads no weights."""
+    config = read_json(name_or_path, "config.json", revision)
+    if config is None:
+        return None
+    window = (config.get("text_config") or config).get("max_position_embeddings")
+    return _profile(window, calls_tools=bool(template_calls_tools(name_or_path, revision, options)))
+
+
+def _profile(window: int | None, *, calls_tools: bool) -> ModelProfile:
+    found = {**_ABILITIES, "tool_calling": calls_tools, "tool_choice": calls_tools}
+    return cast("ModelProfile", found if window is None else {**found, "max_input_tokens": window})
+
+
+def _count_tokens(model: LanguageModel, conversation: Sequence[Message], tools: Sequence[dict[str, Any]]) -> int:
+    """Tokens of the prompt for a conversation, the words of the chat template and the tools' descriptions included.
+
+    LangChain trims a chat by counting parts of it, the last message first. Many chat templates refuse such parts (two
+    turns of one role, an answer before any question) or leave their text out (a system prompt without a question).
+    Then each message is counted as a user's turn of its own: never too few.
+    """
+    options = {"tools": list(tools)} if tools else {}
+    try:
+        whole = model.count_tokens(conversation, **options)
+    except InputError:
+        whole = -1
+    contents: Any = [model.tokenizer(message.content, add_special_tokens=False) for message in conversation]
+    if whole >= sum(len(content["input_ids"]) for content in contents):
+        return whole
+    texts = [*map(_spelled, conversation), *map(json.dumps, tools)]
+    return sum(model.count_tokens([Message("user", text)]) for text in texts)
+
+
+def _spelled(message: Message) -> str:
+    calls = [json.dumps({"name": call.name, "arguments": dict(call.arguments)}) for call in message.tool_calls]
+    return "\n".join([message.content, *calls])

@@ -37,9 +37,8 @@ from pydantic import ConfigDict, Field, PrivateAttr, SkipValidation, field_valid
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.router import ASKING, UncertaintyRouterCallback
-from langchain_semgrad_guard.targets import escalating, is_escalating
 from semgrad_guard import METADATA_KEY, Policy, Verdict
-from semgrad_guard.errors import InputError, UnenforcedPolicyError
+from semgrad_guard.errors import UnenforcedPolicyError
 from semgrad_guard.guard import (
     Draft,
     HeldText,
@@ -56,11 +55,11 @@ from semgrad_guard.guard import (
     Timeout,
     Work,
     arun_stream,
+    escalating,
+    is_escalating,
     question_of,
-    record_draft,
     run_stream,
     streamed,
-    written,
 )
 from semgrad_guard.records import PromptForm
 
@@ -170,9 +169,7 @@ class Deciding(BaseChatModel):
     @field_validator("router", mode="before")
     @classmethod
     def _is_router(cls, router: Any) -> Any:
-        if router is None or router is False or isinstance(router, UncertaintyRouterCallback):
-            return router
-        raise InputError(f"router is UncertaintyRouterCallback(policy, ...), or False for a helper, not {router!r:.60}")
+        return UncertaintyRouterCallback.read(router)
 
     def _live(self, call: Call) -> Live:
         """The writing of an answer: its pieces, and then a `Draft[AIMessage]` (`call.draft`)."""
@@ -296,12 +293,6 @@ class Deciding(BaseChatModel):
         given = {name: value for name, value in options.items() if name != "stream"}
         call = Call(messages, given if stop is None else {**given, "stop": stop}, decider, is_live, self.timeout)
         live, terms, shown = self._live(call), call.terms, _Shown()
-        if terms is None:
-            draft = yield from written(live, Stop(self.timeout), show=shown.pieces if is_live else lambda _: ())
-            if self.router is not False:
-                record_draft(draft.verdict, draft.prompt, source=draft.source)
-            yield from shown.last(draft.answer)
-            return
 
         def show(step: Any) -> Iterator[ChatGenerationChunk | AIMessage]:
             if isinstance(step, Outcome):
@@ -310,7 +301,13 @@ class Deciding(BaseChatModel):
                 yield from shown.pieces(step)
 
         yield from streamed(
-            terms, live, lambda _: Work.of(lambda: _replies(call)), show=show, question=decider.question
+            terms,
+            live,
+            lambda _: Work.of(lambda: _replies(call)),
+            show=show,
+            stop=Stop(self.timeout) if terms is None else None,
+            question=decider.question,
+            is_recorded=self.router is not False,
         )
 
 

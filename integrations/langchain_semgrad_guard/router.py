@@ -108,11 +108,6 @@ class UncertaintyRouterCallback(Router, OnlyAsking):
         """The target for a model's answers."""
         return None if self.escalate_to is None else Target(self.escalate_to)
 
-    @property
-    def policy(self) -> Policy:
-        """Which answers are let through."""
-        return self.terms.policy
-
 
 _in_questions: ContextVar[BaseCallbackHandler | None] = ContextVar("semgrad_guard_in_questions", default=None)
 register_configure_hook(_in_questions, inheritable=True)

@@ -342,23 +342,7 @@ class _Served:
 
     def _inside(self, work: Work) -> Work:
         """The work where nobody hears it. Its errors may hold the draft: of those only their names go out."""
-        work = self._unheard.inside(work)
-
-        def call() -> Any:
-            try:
-                return work.call()
-            except Exception as error:  # noqa: BLE001
-                failed = self._shown(error)
-            raise failed
-
-        async def coroutine() -> Any:
-            try:
-                return await work.begin()
-            except Exception as error:  # noqa: BLE001
-                failed = self._shown(error)
-            raise failed
-
-        return Work(call, coroutine).in_time()
+        return self._unheard.inside(work).replacing(self._shown).in_time()
 
     def _shown(self, error: Exception) -> Exception:
         return AnswerFailedError(f"the model failed ({type(error).__name__})") if self._call.withholds else error

@@ -14,7 +14,7 @@ from langchain_core.runnables.base import RunnableBindingBase
 
 from langchain_semgrad_guard import messages as convert
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Paused, Reply, Router, Steps, TargetReply, Work, external
+from semgrad_guard.guard import Paused, Reply, Steps, TargetReply, Work, external
 
 _FORWARDED = ("max_tokens", "temperature", "top_p", "seed", "response_format", "stop")
 """Options of a call that other chat models understand as well; those of its tools are bound."""
@@ -76,26 +76,13 @@ def invoked(
     runnable: Runnable[Any, Any], given: Any, config: RunnableConfig, options: Mapping[str, Any] | None = None
 ) -> Work:
     """The work of a Runnable: its result, or `Paused` where LangGraph interrupts the graph around."""
-
-    def call() -> Any:
-        try:
-            return runnable.invoke(given, config, **(options or {}))
-        except Exception as error:  # noqa: BLE001
-            return _paused(error)
-
-    async def coroutine() -> Any:
-        try:
-            return await runnable.ainvoke(given, config, **(options or {}))
-        except Exception as error:  # noqa: BLE001
-            return _paused(error)
-
-    return Work(call, coroutine)
+    own = options or {}
+    work = Work(lambda: runnable.invoke(given, config, **own), lambda: runnable.ainvoke(given, config, **own))
+    return work.replacing(_paused)
 
 
-def _paused(error: Exception) -> Paused:
-    if any(kind.__name__ == "GraphBubbleUp" for kind in type(error).__mro__):
-        return Paused(error)
-    raise error
+def _paused(error: Exception) -> Paused | Exception:
+    return Paused(error) if any(kind.__name__ == "GraphBubbleUp" for kind in type(error).__mro__) else error
 
 
 def reply_of(answer: Any) -> Reply[AIMessage]:
@@ -136,26 +123,6 @@ def withheld_draft() -> AIMessage | None:
     What the target does with it is its own affair: an interrupt that shows it keeps it in the graph's checkpoints.
     """
     return _draft.get()
-
-
-# A target may hold the guarded model itself: there the model's router still decides, but hands on no further.
-
-_escalating: ContextVar[frozenset[Router]] = ContextVar("semgrad_guard_escalating", default=frozenset())
-
-
-@contextmanager
-def escalating(router: Router) -> Generator[None]:
-    """The time during which a router's target answers."""
-    token = _escalating.set(_escalating.get() | {router})
-    try:
-        yield
-    finally:
-        _escalating.reset(token)
-
-
-def is_escalating(router: Router) -> bool:
-    """Whether this happens inside the router's own escalation."""
-    return router in _escalating.get()
 
 
 # The form of a target.

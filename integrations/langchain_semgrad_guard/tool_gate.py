@@ -18,9 +18,9 @@ from pydantic import TypeAdapter
 from langchain_semgrad_guard.decisions import require_rule, settings_of, uncertainty_of
 from langchain_semgrad_guard.messages import get_verdict
 from semgrad_guard import METADATA_KEY, Calibration, ToolCall, Verdict
-from semgrad_guard.adapters.calls import BLOCKED_WORDS, calibrate_calls, judged_call, require_call_rule, score_under
+from semgrad_guard.adapters.call_gate import CallGate, calibrate_calls
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import DecisionSink, Steps, Work, adrive, drive
+from semgrad_guard.guard import Steps, Work, adrive, drive
 
 Result = ToolMessage | Command[Any]
 Score = Callable[[ToolCallRequest], float | None]
@@ -32,7 +32,7 @@ _RECENT = 30
 """Messages that a decision model is shown, as `AutoModeMiddleware` does."""
 
 
-class ToolGate(AgentMiddleware[Any, Any, Any]):
+class ToolGate(CallGate, AgentMiddleware[Any, Any, Any]):
     """Runs a tool call where its uncertainty keeps the promise of a calibration.
 
         agent = create_agent(chat, tools, middleware=[..., ToolGate(rule)])
@@ -51,33 +51,22 @@ class ToolGate(AgentMiddleware[Any, Any, Any]):
         score: for a rule of decisions the decision model, which is shown the messages, the call and the tool's
             description as `AutoModeMiddleware` shows them; or a function of the request that returns the call's
             uncertainty, None where it has none.
-        trusted: tools whose calls always run, by name.
-        words: what the model reads in the place of a result; `{tool}` is the tool's name.
-        log: a `DecisionLog`, which gets a row for each call that is judged, and watches the rule's promise.
+        **options: `trusted` (tools whose calls always run, by name), `words` (what the model reads in the place of a
+            result; `{tool}` is the tool's name) and `log` (a `DecisionLog`, which gets a row for each call that is
+            judged, and watches the rule's promise).
 
     Raises:
         InputError: the rule needs a decision model, or none.
         BindingMismatchError: the rule was made for another model; in a run, for another version or estimator.
     """
 
-    def __init__(
-        self,
-        rule: Calibration,
-        score: BaseDecisionModel | Score | None = None,
-        *,
-        trusted: Collection[str] = (),
-        words: str = BLOCKED_WORDS,
-        log: DecisionSink | None = None,
-    ) -> None:
-        super().__init__()
+    def __init__(self, rule: Calibration, score: BaseDecisionModel | Score | None = None, **options: Any) -> None:
+        super().__init__(rule, scored_elsewhere=score is not None, **options)
+        self.score = score
         if isinstance(score, BaseDecisionModel):
             require_rule(rule, score)
-        elif score is None:
-            require_call_rule(rule)
-        elif not callable(score):
+        elif score is not None and not callable(score):
             raise InputError("score is a decision model, or a function of the request")
-        self.rule, self.score, self.trusted = rule.require_intact(), score, frozenset(trusted)
-        self.words, self.log = words, log
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Result]) -> Result:
         """Run the call, or say why not."""
@@ -102,7 +91,7 @@ class ToolGate(AgentMiddleware[Any, Any, Any]):
             uncertainty = uncertainty_of(response.answers.get(call.name), settings_of(self.rule)["safe"])
         else:
             uncertainty = self.score(request) if self.score else self._written(call, messages_of(request))
-        return (yield from judged_call(self.rule, call, uncertainty, self.log))
+        return (yield from self.judged(call, uncertainty))
 
     def _question(self, request: ToolCallRequest) -> ClassifierRequest:
         """The rule's question about a call, as `AutoModeMiddleware` asks it."""
@@ -122,13 +111,13 @@ class ToolGate(AgentMiddleware[Any, Any, Any]):
         """The uncertainty of the tokens that spell a call; None where it was changed since, or was never scored."""
         for message in reversed(messages):
             if isinstance(message, AIMessage) and any(own["id"] == call.id for own in message.tool_calls):
-                return score_under(self.rule, get_verdict(message), call)
+                return self.score_of(get_verdict(message), call)
         return None
 
     def _blocked(self, request: ToolCallRequest) -> ToolMessage:
         call = request.tool_call
         return ToolMessage(
-            self.words.replace("{tool}", call["name"]),
+            self.words_for(call["name"]),
             tool_call_id=call["id"],
             name=call["name"],
             status="error",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from llama_index_semgrad_guard.events import UncertaintyTracer as UncertaintyTracer
     from llama_index_semgrad_guard.llm import SemGradLLM as SemGradLLM
     from llama_index_semgrad_guard.records import get_verdict as get_verdict
-    from llama_index_semgrad_guard.router import UncertaintyRouterCallback as UncertaintyRouterCallback
+    from llama_index_semgrad_guard.targets import UncertaintyRouterCallback as UncertaintyRouterCallback
     from llama_index_semgrad_guard.targets import ask_person as ask_person
     from llama_index_semgrad_guard.tool_gate import ToolGate as ToolGate
     from llama_index_semgrad_guard.tool_gate import calibrate_tool_calls as calibrate_tool_calls

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Unpack, cast
 
 from llama_index.core.agent.workflow.base_agent import BaseWorkflowAgent
@@ -107,15 +108,14 @@ def _calibrated(
     if not isinstance(engine, (BaseQueryEngine, BaseChatEngine, BaseWorkflowAgent)) and not callable(engine):
         raise InputError(f"a {type(engine).__name__} is no engine, agent or function that could be asked")
     router = engine.router if isinstance(engine, GuardedQueryEngine | GuardedChatEngine) else None
-    return calibrated(lambda chosen: _Runs(engine, name, router, output, chosen.recorded), examples, grader, **options)
+    return calibrated(_Runs(engine, name=name, router=router, output=output), examples, grader, **options)
 
 
+@dataclass(frozen=True)
 class _Runs(Runs):
     """Runs of one engine."""
 
-    def __init__(self, engine: Any, *runs: Any) -> None:
-        super().__init__(*runs)
-        self._engine = engine
+    engine: Any
 
     def response_of(self, given: Any) -> Steps[Any]:
         """The engine's response, a stream read to its end."""
@@ -125,7 +125,7 @@ class _Runs(Runs):
 
     def _fresh(self, given: Any) -> Work:
         """The engine's work on an input, in a conversation that begins with it."""
-        engine = self._engine
+        engine = self.engine
         if isinstance(engine, BaseQueryEngine):
             if not isinstance(given, str):
                 raise InputError(f"a query engine is asked a text, not a {type(given).__name__}")

@@ -13,8 +13,7 @@ from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_semgrad_guard.events import Source, reporting
-from llama_index_semgrad_guard.router import UncertaintyRouterCallback
-from llama_index_semgrad_guard.targets import asking_target, whole
+from llama_index_semgrad_guard.targets import UncertaintyRouterCallback, asked, whole
 from semgrad_guard import METADATA_KEY
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Outcome, Steps, Work, adrive, answered, drive
@@ -93,7 +92,7 @@ def _asked(
 ) -> Steps[tuple[Outcome[Any], dict[str, Any]]]:
     """The outcome of one question, and its response's metadata: the engine's own where its response goes out."""
     terms = reporting(router.terms, source)
-    outcome = yield from answered(router, run, whole, asking_target(router.escalate_to, question), terms=terms)
+    outcome = yield from answered(router, run, whole, lambda _: asked(router.escalate_to, question), terms=terms)
     record = {**outcome.verdict.metadata(keep_draft=terms.keep_draft), QUESTION_KEY: digest_of(question)}
     own = getattr(outcome.answer, "metadata", None) if outcome.verdict.escalated is None else None
     return outcome, {**(own or {}), METADATA_KEY: record}
@@ -128,8 +127,7 @@ class GuardedQueryEngine(BaseQueryEngine):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
     ) -> Any:
         """As a query, of passages that are given."""
-        given = (query_bundle, nodes, additional_source_nodes)
-        return drive(self._steps(query_bundle, Work(lambda: self.engine.synthesize(*given))))
+        return drive(self._synthesized(query_bundle, nodes, additional_source_nodes))
 
     async def asynthesize(
         self,
@@ -138,14 +136,21 @@ class GuardedQueryEngine(BaseQueryEngine):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
     ) -> Any:
         """As `synthesize`, on the event loop."""
-        given = (query_bundle, nodes, additional_source_nodes)
-        return await adrive(self._steps(query_bundle, Work.awaited(lambda: self.engine.asynthesize(*given))))
+        return await adrive(self._synthesized(query_bundle, nodes, additional_source_nodes))
 
     def _query(self, query_bundle: QueryBundle) -> Any:
-        return drive(self._steps(query_bundle, Work(lambda: self.engine.query(query_bundle))))
+        return drive(self._queried(query_bundle))
 
     async def _aquery(self, query_bundle: QueryBundle) -> Any:
-        return await adrive(self._steps(query_bundle, Work.awaited(lambda: self.engine.aquery(query_bundle))))
+        return await adrive(self._queried(query_bundle))
+
+    def _queried(self, bundle: QueryBundle) -> Steps[Any]:
+        engine = self.engine
+        return self._steps(bundle, Work(lambda: engine.query(bundle), lambda: engine.aquery(bundle)))
+
+    def _synthesized(self, bundle: QueryBundle, *passages: Any) -> Steps[Any]:
+        engine, given = self.engine, (bundle, *passages)
+        return self._steps(bundle, Work(lambda: engine.synthesize(*given), lambda: engine.asynthesize(*given)))
 
     def _steps(self, bundle: QueryBundle, run: Work) -> Steps[Any]:
         outcome, metadata = yield from _asked(self.router, bundle.query_str, run, "query_engine")
@@ -165,11 +170,11 @@ class GuardedChatEngine(BaseChatEngine):
 
     def chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
         """Ask a question."""
-        return drive(self._steps(message, Work(lambda: self.engine.chat(message, chat_history))))
+        return drive(self._steps(message, chat_history))
 
     async def achat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
         """Ask a question, on the event loop."""
-        return await adrive(self._steps(message, Work.awaited(lambda: self.engine.achat(message, chat_history))))
+        return await adrive(self._steps(message, chat_history))
 
     def stream_chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
         """As `chat`; the answer can be read as a stream, and comes in one piece."""
@@ -188,7 +193,8 @@ class GuardedChatEngine(BaseChatEngine):
         """The conversation as the engine remembers it."""
         return self.engine.chat_history
 
-    def _steps(self, message: str, run: Work) -> Steps[Any]:
+    def _steps(self, message: str, history: list[ChatMessage] | None) -> Steps[Any]:
+        run = Work(lambda: self.engine.chat(message, history), lambda: self.engine.achat(message, history))
         outcome, metadata = yield from _asked(self.router, message, run, "chat_engine")
         response, text = outcome.answer, outcome.verdict.text
         own = response is not None and outcome.verdict.escalated is None

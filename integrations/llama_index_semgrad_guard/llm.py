@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Self, TypeVar, cast
 
-from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
@@ -21,13 +19,11 @@ from llama_index.core.base.llms.types import (
     LogProb,
 )
 from llama_index.core.llms import callbacks
-from llama_index.core.llms.llm import default_completion_to_prompt
 from pydantic import BeforeValidator, Field, SkipValidation, field_validator
 
 from llama_index_semgrad_guard.events import report, reporting
 from llama_index_semgrad_guard.records import (
     REASONING,
-    CallOptions,
     Chunk,
     Prompt,
     ToolCallingLLM,
@@ -36,46 +32,33 @@ from llama_index_semgrad_guard.records import (
     completion,
     raw_record,
     to_conversation,
-    without_calls,
 )
-from llama_index_semgrad_guard.router import UncertaintyRouterCallback
-from llama_index_semgrad_guard.targets import asking_target
-from llama_index_semgrad_guard.tool_gate import Turn, current_turn
+from llama_index_semgrad_guard.targets import UncertaintyRouterCallback, asked
+from llama_index_semgrad_guard.tool_gate import TURN, Turn
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm, openai_logprobs
 from semgrad_guard.adapters.settings import LocalModelFields, template_calls_tools
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import (
     Draft,
+    Live,
     LiveAnswer,
     Outcome,
     Piece,
     Question,
     SentencePiece,
-    Stop,
     StreamSteps,
     Terms,
     ThoughtPiece,
     Ticket,
-    WholeAnswer,
     arun_stream,
     as_estimator,
     question_of,
-    record_draft,
     run_stream,
     streamed,
     unscored,
-    written,
 )
 
-_PROMPT_FUNCTIONS: Mapping[str, Any] = {
-    "messages_to_prompt": generic_messages_to_prompt,
-    "completion_to_prompt": default_completion_to_prompt,
-    "query_wrapper_prompt": None,
-}
-"""Fields by which LlamaIndex's LLMs without a chat template make prompts, and their defaults."""
-_THEIR_NAMES = {"model_name": "model", "max_new_tokens": "max_tokens"}
-"""Names of LlamaIndex's own local LLM, and ours."""
 _TAKEN_OVER = {
     "max_tokens": "max_new_tokens",
     "context_window": "context_window",
@@ -85,8 +68,9 @@ _TAKEN_OVER = {
 _SMALLEST_WINDOW = 1024
 """LlamaIndex's own prompts leave no room for a passage in less; a prompt that is too long for the model raises."""
 
+A_STRUCTURE = "Text cannot stand in for a structured answer."
+
 F = TypeVar("F", bound=Callable[..., Any])
-_log = logging.getLogger(METADATA_KEY)
 
 
 def _traced_chat(method: F) -> F:
@@ -135,15 +119,9 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
     router's calibration, or HybridGrad."""
 
     def __init__(self, model: str | None = None, /, **fields: Any) -> None:
-        for theirs, ours in _THEIR_NAMES.items():
-            if theirs in fields:
-                _log.warning("semgrad-guard: %s is called %s in %s.", theirs, ours, type(self).__name__)
-                fields[ours] = fields.pop(theirs)
-        if "generate_kwargs" in fields:
-            raise InputError("generate_kwargs is not known: give temperature, top_p, top_k, seed and stop directly")
-        router = fields.get("router")
-        if router and "estimator" not in fields and _checked(router).terms.policy.calibration is not None:
-            fields["estimator"] = router.terms.policy
+        router = UncertaintyRouterCallback.read(fields.get("router"))
+        if router and "estimator" not in fields and router.policy.calibration is not None:
+            fields["estimator"] = router.policy
         super().__init__(**({} if model is None else {"model": model}), **fields)
 
     @classmethod
@@ -169,7 +147,7 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
     @field_validator("router")
     @classmethod
     def _a_router(cls, value: Any) -> Any:
-        return value if value is None or value is False else _checked(value)
+        return UncertaintyRouterCallback.read(value)
 
     @classmethod
     def class_name(cls) -> str:
@@ -212,15 +190,17 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
 
     # One answer: drafted, scored and decided about before it leaves.
 
-    def _pieces(self, prompt: Prompt, kwargs: Mapping[str, Any], *, also: frozenset[str], is_live: bool) -> Any:
+    def _pieces(self, prompt: Prompt, kwargs: Mapping[str, Any], *, is_live: bool) -> Any:
         """The steps of one answer; a stream belongs to the question in which it was asked for, wherever it is read."""
-        options = CallOptions(self._writing(kwargs, also=also | {"formatted"}), AnswerForm.of(kwargs))
+        also = frozenset({"formatted"})
         if not isinstance(prompt, str):
+            also |= FORM_OPTIONS
             to_conversation(prompt)  # what cannot be read is an error of the call, and not of the stream
-        return self._answered(prompt, options, question_of(self.router), current_turn(), is_live=is_live)
+        live = partial(self._live, prompt, AnswerForm.of(kwargs), self._writing(kwargs, also=also), is_live=is_live)
+        return self._answered(prompt, live, question_of(self.router), TURN.get())
 
     def _answered(
-        self, prompt: Prompt, options: CallOptions, question: Question | None, turn: Turn | None, *, is_live: bool
+        self, prompt: Prompt, live: Callable[[Terms | None], Live], question: Question | None, turn: Turn | None
     ) -> StreamSteps[Chunk, None]:
         """The pieces of what goes out, and at the end the whole with its record."""
         text = thought = ""
@@ -228,6 +208,8 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         def show(step: Piece | SentencePiece | Outcome[Any]) -> Iterator[Chunk]:
             nonlocal text, thought
             if isinstance(step, Outcome):
+                if self.router is None:
+                    report(step.verdict, "llm")
                 if turn is not None and self.router is not False:
                     turn.note(step.verdict)
                 yield self._whole(step, sent=text)
@@ -239,36 +221,38 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
                 text += new
                 yield Chunk(text, new, thought)
 
-        if not self.router:
-            draft: Draft[Chunk] = yield from written(self._live(prompt, options, None, is_live), Stop(), show=show)
-            if self.router is None:
-                record_draft(draft.verdict, draft.prompt)
-                report(draft.verdict, "llm")
-            yield from show(Outcome(draft.verdict, draft.answer))
-            return
-        terms = reporting(self.router.terms if question is None else question.terms, "llm")
-        ask = asking_target(self.router.escalate_to, prompt)
-        live = self._live(prompt, options, terms, is_live)
-        yield from streamed(terms, live, ask, show=show, question=question)
+        terms = None
+        if self.router:
+            terms = reporting(self.router.terms if question is None else question.terms, "llm")
+        yield from streamed(
+            terms,
+            live(terms),
+            lambda _: asked(self.router.escalate_to, prompt),
+            show=show,
+            question=question,
+            is_recorded=self.router is None,
+        )
 
-    def _live(self, prompt: Prompt, options: CallOptions, terms: Terms | None, is_live: bool) -> Any:
+    def _live(
+        self, prompt: Prompt, form: AnswerForm, writing: GenerationOptions, terms: Terms | None, *, is_live: bool
+    ) -> Live:
         """The writing of a draft; read, scored and taken apart in the model's thread."""
 
-        def submit(on_piece: Callable[[Piece], None] | None) -> Ticket[Draft[Chunk]]:
-            model, form = self.language_model, options.form
+        def submit(on_piece: Callable[[Piece], None]) -> Ticket[Draft[Chunk]]:
+            model = self.language_model
             shown = prompt if isinstance(prompt, str) else form.instructed(self._shown(prompt))
-            request: Any = self._answerer(options.writing_by(model)).request(
+            request: Any = self._answerer(replace(writing, grammar=form.grammar(model))).request(
                 shown,
-                on_piece=on_piece,
+                on_piece=on_piece if is_live else None,
                 template_options=form.template_options,
                 terms=terms,
                 structure=None if self.router is False else form.structure,
             )
             if self.router is False:
                 request = replace(request, finish=_unscored)
-            return model.submit(request.then(partial(self._drafted, options=options)))
+            return model.submit(request.then(partial(self._drafted, form=form)))
 
-        return LiveAnswer(submit) if is_live else WholeAnswer(lambda: submit(None))
+        return LiveAnswer(submit)
 
     def _shown(self, messages: Sequence[ChatMessage]) -> Any:
         """A conversation as this model reads it.
@@ -279,12 +263,13 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         conversation = to_conversation(messages)
         if not calls_tools(conversation) or self.language_model.knows_tools:
             return conversation
-        return without_calls(conversation)
+        kept = [message for message in conversation if message.content.strip() or not message.tool_calls]
+        return tuple(replace(message, tool_calls=()) for message in kept)
 
-    def _drafted(self, draft: Draft[Generation], options: CallOptions) -> Draft[Chunk]:
+    def _drafted(self, draft: Draft[Generation], form: AnswerForm) -> Draft[Chunk]:
         """The draft as LlamaIndex gets it. A call that cannot be read is a part of the text, as the model wrote it."""
         model, verdict = self.language_model, draft.verdict
-        found = options.form.taken_apart(model, draft.answer)
+        found = form.taken_apart(model, draft.answer)
         text = "\n".join(filter(None, (found.text, *found.broken)))
         if text != verdict.text:
             verdict = verdict.revised(text=text, sentences=())
@@ -293,7 +278,7 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         logprobs = _logprobs(model, self.estimator, draft.answer, top=top) if wanted else None
         answer = Chunk(text, record=raw_record(draft.answer, self.model), logprobs=logprobs)
         trusted = bool(self.router) and not found.broken and self.router.trusts(found.calls)
-        return Draft(verdict, answer, draft.prompt, trusted=trusted, irreplaceable=options.owes)
+        return Draft(verdict, answer, draft.prompt, trusted=trusted, irreplaceable=A_STRUCTURE if form.is_owed else "")
 
     def _whole(self, outcome: Outcome[Any], *, sent: str) -> Chunk:
         """The last piece: the delivered text with its record; `sent` is the text that has left before.
@@ -311,28 +296,18 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         delta, thought = verdict.text.removeprefix(sent), verdict.details.reasoning or ""
         return Chunk(verdict.text, delta, thought, record=record, calls=verdict.tool_calls, logprobs=logprobs)
 
-    def _writing(self, call: Mapping[str, Any], *, also: frozenset[str] = frozenset()) -> GenerationOptions:
-        """As for any local model; a prompt function, which would be left out in silence, is an `InputError`."""
-        for name, default in _PROMPT_FUNCTIONS.items():
-            if getattr(self, name) is not default:
-                raise InputError(
-                    f"{type(self).__name__} makes its prompts by the model's chat template and leaves {name} out; give "
-                    'a template of your own as template_options={"chat_template": ...}'
-                )
-        return super()._writing(call, also=also)
-
     # LlamaIndex's eight methods. None calls another, so that each makes one pair of events.
 
     @_traced_chat
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
-        (whole,) = run_stream(self._pieces(messages, kwargs, also=FORM_OPTIONS, is_live=False))
+        (whole,) = run_stream(self._pieces(messages, kwargs, is_live=False))
         return chat_response(whole._replace(delta=None))
 
     @_traced_completion
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Answer a text, shown to the model as one user turn."""
-        (whole,) = run_stream(self._pieces(prompt, kwargs, also=frozenset(), is_live=False))
+        (whole,) = run_stream(self._pieces(prompt, kwargs, is_live=False))
         return completion(whole._replace(delta=None))
 
     @_traced_chat
@@ -341,48 +316,40 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
 
         Live where nothing may be withheld; by sentence where sentences may; else in one piece.
         """
-        pieces = run_stream(self._pieces(messages, kwargs, also=FORM_OPTIONS, is_live=True))
+        pieces = run_stream(self._pieces(messages, kwargs, is_live=True))
         return (chat_response(piece) for piece in pieces)
 
     @_traced_completion
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Answer a text piece by piece, as `stream_chat`."""
-        pieces = run_stream(self._pieces(prompt, kwargs, also=frozenset(), is_live=True))
+        pieces = run_stream(self._pieces(prompt, kwargs, is_live=True))
         return (completion(piece) for piece in pieces if piece.thought_delta is None)
 
     @_traced_chat
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """As `chat`, on the event loop."""
-        pieces = arun_stream(self._pieces(messages, kwargs, also=FORM_OPTIONS, is_live=False))
+        pieces = arun_stream(self._pieces(messages, kwargs, is_live=False))
         (whole,) = [piece async for piece in pieces]
         return chat_response(whole._replace(delta=None))
 
     @_traced_completion
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """As `complete`, on the event loop."""
-        pieces = arun_stream(self._pieces(prompt, kwargs, also=frozenset(), is_live=False))
+        pieces = arun_stream(self._pieces(prompt, kwargs, is_live=False))
         (whole,) = [piece async for piece in pieces]
         return completion(whole._replace(delta=None))
 
     @_traced_chat
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """As `stream_chat`, on the event loop."""
-        pieces = arun_stream(self._pieces(messages, kwargs, also=FORM_OPTIONS, is_live=True))
+        pieces = arun_stream(self._pieces(messages, kwargs, is_live=True))
         return (chat_response(piece) async for piece in pieces)
 
     @_traced_completion
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """As `stream_complete`, on the event loop."""
-        pieces = arun_stream(self._pieces(prompt, kwargs, also=frozenset(), is_live=True))
+        pieces = arun_stream(self._pieces(prompt, kwargs, is_live=True))
         return (completion(piece) async for piece in pieces if piece.thought_delta is None)
-
-
-def _checked(router: Any) -> UncertaintyRouterCallback:
-    if not isinstance(router, UncertaintyRouterCallback):
-        raise InputError(
-            f"router is an UncertaintyRouterCallback(policy), or False for a helper, not a {type(router).__name__}"
-        )
-    return router
 
 
 def _unscored(found: list[Generation]) -> Draft[Generation]:

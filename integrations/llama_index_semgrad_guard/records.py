@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from llama_index.core.base.llms.types import (
@@ -24,8 +24,8 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.tools import BaseTool
 from pydantic import BaseModel
 
-from semgrad_guard import METADATA_KEY, Generation, GenerationOptions, LanguageModel, Message, ToolCall, Verdict
-from semgrad_guard.adapters.calls import AnswerForm, new_id, short_id, verdict_of_record
+from semgrad_guard import METADATA_KEY, Generation, Message, ToolCall, Verdict
+from semgrad_guard.adapters.calls import new_id, short_id, verdict_of_record
 from semgrad_guard.errors import InputError
 
 Prompt = str | Sequence[ChatMessage]
@@ -58,12 +58,6 @@ def to_conversation(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
 def calls_tools(conversation: Sequence[Message]) -> bool:
     """Whether a conversation holds calls of tools."""
     return any(message.tool_calls for message in conversation)
-
-
-def without_calls(conversation: Sequence[Message]) -> tuple[Message, ...]:
-    """The conversation without calls of tools, and without the messages that hold nothing else."""
-    kept = [message for message in conversation if message.content.strip() or not message.tool_calls]
-    return tuple(replace(message, tool_calls=()) for message in kept)
 
 
 def raw_record(generation: Generation, model: str) -> dict[str, Any]:
@@ -206,27 +200,6 @@ def _verdict_record(record: dict[str, Any] | None) -> dict[str, Any]:
 # Tools: shown to a model, and its calls of them in the messages of responses.
 
 
-@dataclass(frozen=True)
-class CallOptions:
-    """How one answer is written, and its form."""
-
-    writing: GenerationOptions
-    form: AnswerForm = field(default_factory=AnswerForm)
-
-    def writing_by(self, model: LanguageModel) -> GenerationOptions:
-        """The options of writing, for this model's form of calls.
-
-        Raises:
-            UnsupportedToolsError: there are tools, and the model's chat template has none.
-        """
-        return replace(self.writing, grammar=self.form.grammar(model))
-
-    @property
-    def owes(self) -> str:
-        """Why no text can stand in for the answer; empty where one can."""
-        return "Text cannot stand in for a structured answer." if self.form.schema or self.form.forced else ""
-
-
 _REQUIRED = "structure_required"
 """An option of ours: LlamaIndex's streams of structures take its own, `tool_required`, out of the call."""
 
@@ -268,11 +241,7 @@ class ToolCallingLLM(FunctionCallingLLM):
         return {**forced, **(options or {})}
 
     def _validate_chat_with_tools_response(
-        self,
-        response: ChatResponse,
-        tools: Sequence[BaseTool],
-        allow_parallel_tool_calls: bool = False,
-        **kwargs: Any,
+        self, response: ChatResponse, tools: Sequence[BaseTool], allow_parallel_tool_calls: bool = False, **kwargs: Any
     ) -> ChatResponse:
         """The response, with its first call alone where no other was to be made."""
         calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]

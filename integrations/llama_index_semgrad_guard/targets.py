@@ -1,4 +1,4 @@
-"""Escalation targets: LlamaIndex's engines and LLMs, functions, and a person."""
+"""Routers, and their targets: LlamaIndex's engines and LLMs, functions, and a person."""
 
 from __future__ import annotations
 
@@ -15,12 +15,24 @@ from llama_index.core.workflow import Context, HumanResponseEvent, InputRequired
 from llama_index_semgrad_guard.records import Prompt, decided_of, fields_of, text_of
 from semgrad_guard import Verdict
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Ask, Reply, Steps, Work, external, off_loop
+from semgrad_guard.guard import Reply, Router, Steps, Work, external, off_loop
+
+
+class UncertaintyRouterCallback(Router):
+    """Decides about every answer of the LLMs that have it, before the answer leaves them.
+
+        router = UncertaintyRouterCallback(Policy(threshold=0.004), escalate_to=larger_llm)
+        llm = SemGradLLM(model="pocket", router=router)
+
+    `escalate_to` is an engine, an LLM or a function. It gets what the LLM was asked, a text or messages; an engine gets
+    the user's last message. For a `guarded` engine it answers the engine's question.
+    """
+
 
 _RESPONSES = (Response, AgentChatResponse, ChatResponse, CompletionResponse)
 
 
-def asking_target(target: Any, question: Prompt) -> Ask:
+def asked(target: Any, question: Prompt) -> Work:
     """The work of a target, which answers instead: an engine, an LLM, or a function of the question."""
 
     def steps() -> Steps[list[Any]]:
@@ -29,7 +41,7 @@ def asking_target(target: Any, question: Prompt) -> Ask:
             yield whole(answer)
         return [_reply(answer)]
 
-    return lambda _: Work.of(steps)
+    return Work.of(steps)
 
 
 def _called(target: Any, question: Prompt) -> Work:

@@ -18,9 +18,9 @@ from llama_index.core.tools import AsyncBaseTool, BaseTool, FunctionTool, ToolOu
 
 from llama_index_semgrad_guard.records import decided_of
 from semgrad_guard import Calibration, ToolCall, Verdict
-from semgrad_guard.adapters.calls import BLOCKED_WORDS, calibrate_calls, judged_call, require_call_rule, score_under
+from semgrad_guard.adapters.call_gate import CallGate, calibrate_calls
 from semgrad_guard.errors import UnenforcedPolicyError
-from semgrad_guard.guard import DecisionSink, Steps, Work, adrive, drive
+from semgrad_guard.guard import Steps, Work, adrive, drive
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,11 @@ class Turn:
             self._written.remove(own)
 
 
-_turn: ContextVar[Turn | None] = ContextVar("semgrad_guard_turn", default=None)
+TURN: ContextVar[Turn | None] = ContextVar("semgrad_guard_turn", default=None)
+"""The turn in which this happens; None outside of one."""
 
 
-def current_turn() -> Turn | None:
-    """The turn in which this happens; None outside of one."""
-    return _turn.get()
-
-
-class ToolGate:
+class ToolGate(CallGate):
     """Runs a tool call where its uncertainty keeps the promise of a calibration.
 
         gate = ToolGate(rule)
@@ -104,24 +100,14 @@ class ToolGate:
         InputError: the rule is about something else.
     """
 
-    def __init__(
-        self,
-        rule: Calibration,
-        *,
-        trusted: Collection[str] = (),
-        words: str = BLOCKED_WORDS,
-        log: DecisionSink | None = None,
-    ) -> None:
-        self.rule, self.trusted, self.words, self.log = require_call_rule(rule), frozenset(trusted), words, log
-
     @contextmanager
     def turn(self) -> Generator[None]:
         """The time in which an agent works on one message of the user's. A turn within a turn is a part of it."""
-        token = _turn.set(_turn.get() or Turn())
+        token = TURN.set(TURN.get() or Turn())
         try:
             yield
         finally:
-            _turn.reset(token)
+            TURN.reset(token)
 
     def tools(self, tools: Iterable[BaseTool | Callable[..., Any]]) -> list[AsyncBaseTool]:
         """The tools, behind the gate. Called outside of a turn they do not run.
@@ -152,7 +138,7 @@ class ToolGate:
 
     def _steps(self, call: ToolCall, run: Work) -> Steps[ToolOutput]:
         """The result of a call, or the words in its place. A call that fails, or waits for a person, may run again."""
-        if (turn := _turn.get()) is None:
+        if (turn := TURN.get()) is None:
             raise UnenforcedPolicyError("a gated tool runs in a turn alone: run the agent in `with gate.turn():`")
         own = turn.written(call)
         if not (yield from self._lets_through(call, own, turn)):
@@ -168,11 +154,10 @@ class ToolGate:
             return True
         if turn.is_closed(call.name):
             return False
-        uncertainty = score_under(self.rule, None if own is None else own.verdict, call)
-        return (yield from judged_call(self.rule, call, uncertainty, self.log))
+        return (yield from self.judged(call, self.score_of(None if own is None else own.verdict, call)))
 
     def _blocked(self, call: ToolCall) -> ToolOutput:
-        words, given = self.words.replace("{tool}", call.name), dict(call.arguments)
+        words, given = self.words_for(call.name), dict(call.arguments)
         return ToolOutput(content=words, tool_name=call.name, raw_input=given, raw_output=words, is_error=True)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,9 +25,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from semgrad_guard.calibration import Binding
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard import Router, Steps, Work, adrive, asking, drive, recording
-from semgrad_guard.guard.cut_answers import without_cut_score
-from semgrad_guard.guard.verdicts import UNSCORED, RecordedDraft, RecordedScore, binding_of, doubt_of
+from semgrad_guard.guard.decision import without_cut_score
+from semgrad_guard.guard.question import Router, asking
+from semgrad_guard.guard.timing import Steps, Work, adrive, drive
+from semgrad_guard.guard.verdicts import UNSCORED, RecordedDraft, RecordedScore, binding_of, doubt_of, recording
 from semgrad_guard.questions.job_record import JobRecord, Progress, unwatched
 from semgrad_guard.records import PromptForm
 from semgrad_guard.settings import OnCut
@@ -58,6 +60,7 @@ class Ran:
     drafts: Sequence[RecordedDraft]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Runs(ABC):
     """Runs of one chain or engine, each recorded and in a conversation of its own.
 
@@ -65,42 +68,44 @@ class Runs(ABC):
         name: the chain's name and version.
         router: that of a guarded chain, whose calls alone count; None: all calls do.
         output: finds the delivered text in the chain's output.
-        recorded: estimators by which drafts are scored as well.
     """
 
-    def __init__(
-        self, name: str, router: Router | None, output: Callable[[Any], str], recorded: Sequence[Estimator]
-    ) -> None:
-        self.name, self._router, self._output, self._recorded = name, router, output, recorded
+    name: str
+    router: Router | None
+    output: Callable[[Any], str]
 
     @abstractmethod
     def response_of(self, given: Any) -> Steps[Any]:
         """The chain's output for an input, in a conversation that begins with it."""
 
-    def work(self, inputs: Sequence[Any]) -> Work:
-        """The work of running inputs, several at once; its result is a `Ran` for each, or an error in its place."""
+    def work(self, inputs: Sequence[Any], recorded: Sequence[Estimator]) -> Work:
+        """The work of running inputs, several at once; its result is a `Ran` for each, or an error in its place.
+
+        Their drafts are scored by the `recorded` estimators as well.
+        """
+        ran = partial(self._ran, recorded)
 
         def call() -> list[Ran | Exception]:
             if len(inputs) == 1:
-                return [drive(self._ran(inputs[0]))]
+                return [drive(ran(inputs[0]))]
             with ThreadPoolExecutor(len(inputs)) as pool:
-                return list(pool.map(drive, map(self._ran, inputs)))
+                return list(pool.map(drive, map(ran, inputs)))
 
         async def coroutine() -> list[Ran | Exception]:
-            return list(await asyncio.gather(*(adrive(self._ran(given)) for given in inputs)))
+            return list(await asyncio.gather(*(adrive(ran(given)) for given in inputs)))
 
         return Work(call, coroutine)
 
-    def _ran(self, given: Any) -> Steps[Ran | Exception]:
+    def _ran(self, recorded: Sequence[Estimator], given: Any) -> Steps[Ran | Exception]:
         try:
-            with recording(self._recorded) as recorder, ExitStack() as scope:
-                if self._router is not None:
-                    recorder.question = scope.enter_context(asking(self._router))
+            with recording(recorded) as recorder, ExitStack() as scope:
+                if self.router is not None:
+                    recorder.question = scope.enter_context(asking(self.router))
                 made = yield from self.response_of(given)
             unscored = [one.verdict.reason for one in recorder.drafts if one.verdict.status == "unscored"]
             if unscored:
                 raise CalibrationError(f"The answer has no score to calibrate: {unscored[0]}. Leave it out.")
-            return Ran(self._output(made), recorder.drafts)
+            return Ran(self.output(made), recorder.drafts)
         except Exception as error:  # noqa: BLE001 - raised by `collected`, with its example
             return error
 
@@ -150,6 +155,7 @@ def collected(
     examples: Sequence[Example],
     runs: Runs,
     *,
+    recorded: Sequence[Estimator] = (),
     needed: Sequence[str] = (),
     record: Path | None = None,
     max_concurrency: int = 1,
@@ -160,6 +166,7 @@ def collected(
     Args:
         examples: the inputs.
         runs: answers them.
+        recorded: estimators by which the drafts are scored, besides the model's own.
         needed: the estimators whose scores every example needs, besides the model's own.
         record: a JSON Lines file that keeps every answer with its prompts; an interrupted run resumes from it.
         max_concurrency: how many inputs are passed on together.
@@ -184,7 +191,7 @@ def collected(
         report(len(done), len(numbers))
         while waiting:
             batch, waiting = waiting[:max_concurrency], waiting[max_concurrency:]
-            results = yield runs.work([example.input for example in batch])
+            results = yield runs.work([example.input for example in batch], recorded)
             failed: list[Exception] = []
             for example, result in zip(batch, results, strict=True):
                 number = numbers[example.key]
@@ -234,11 +241,7 @@ def _opened(path: Path | None, chain: str, keys: Collection[str]) -> Generator[J
 
 
 def _answered(
-    example: Example,
-    ran: Ran | Exception,
-    number: int,
-    others: Iterable[AnsweredExample],
-    needed: Sequence[str],
+    example: Example, ran: Ran | Exception, number: int, others: Iterable[AnsweredExample], needed: Sequence[str]
 ) -> AnsweredExample:
     """What a run made of an example; `others` are bound to the same model.
 

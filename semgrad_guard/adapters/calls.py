@@ -2,7 +2,6 @@
 
 An answer's form is tools that it may or must call, or JSON that it must be. A verdict has one spelling in a message's
 metadata, which is written and read back here; reasoning is recognised by the names that servers and frameworks use.
-A gate lets single calls of tools run, by the uncertainty of the tokens in which they were written.
 """
 
 from __future__ import annotations
@@ -10,24 +9,23 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, cast, overload
+from typing import Any, cast
 from uuid import uuid4
 
 from pydantic import ValidationError
 
-from semgrad_guard.calibration import Binding, Calibration, calibrate_runs
 from semgrad_guard.calibration.call_options import FIELDS, call_options
 from semgrad_guard.engine.answers.answer import Evidence, Generation
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.grammar import FORM_FIELDS, json_rule, one_of
 from semgrad_guard.engine.prompts.tool_calls import Tool, ToolAnswer, call_rule
-from semgrad_guard.errors import CalibrationError, InputError
+from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard import DecisionSink, Steps, Structure, Work, binding_of, judged, unscored
-from semgrad_guard.records import METADATA_KEY, SCHEMA, Message, ToolCall, Verdict, digest_of
+from semgrad_guard.guard.parts import Structure
+from semgrad_guard.guard.verdicts import unscored
+from semgrad_guard.records import METADATA_KEY, SCHEMA, Message, Verdict, digest_of
 
 FORM_OPTIONS = frozenset(FORM_FIELDS)
 """The options of a call for its answer's form."""
@@ -73,9 +71,14 @@ class AnswerForm:
         return cls(tools, forced, schema, instruction)
 
     @property
+    def is_owed(self) -> bool:
+        """Whether the answer has to be a call of a tool, or JSON."""
+        return self.schema is not None or bool(self.forced)
+
+    @property
     def structure(self) -> Structure | None:
         """The JSON that the answer owes; None where it is free."""
-        if self.schema is None and not self.forced:
+        if not self.is_owed:
             return None
         return Structure(
             self.schema, {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.forced}
@@ -107,7 +110,7 @@ class AnswerForm:
         """
         if self.tools:
             _ = model.tool_format
-        if not self.forced and self.schema is None:
+        if not self.is_owed:
             return None
         calls = self.forced or self.tools
         rules = [call_rule(model.tool_format, calls, model.special_tokens)] if calls else []
@@ -242,12 +245,6 @@ def _holds(value: object) -> bool:
     return isinstance(value, str | list) and value not in ("", [])
 
 
-@overload
-def short_id(call_id: str) -> str: ...
-@overload
-def short_id(call_id: None) -> None: ...
-@overload
-def short_id(call_id: str | None) -> str | None: ...
 def short_id(call_id: str | None) -> str | None:
     """An id of nine letters or digits: Mistral's templates refuse any other, to most it is all the same."""
     if call_id is None or re.fullmatch(r"[A-Za-z0-9]{9}", call_id):
@@ -311,85 +308,3 @@ def token_texts(model: LanguageModel, ids: Sequence[int], *, special: bool = Tru
 def _decode(model: LanguageModel, ids: Sequence[int], *, special: bool) -> str:
     tokenizer: Any = model.tokenizer
     return tokenizer.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
-
-
-# A gate of single calls of tools.
-
-BLOCKED_WORDS = "Not run: it is not sure enough that this call of {tool} is right. Ask the user, or look first."
-"""In the place of a blocked call's result. It tells no score."""
-_UNIT = {"by": "call"}
-
-
-def call_score(verdict: Verdict | None, call: ToolCall) -> tuple[float | None, Binding | None]:
-    """The uncertainty of a call as it is, and what that is bound to; None for both where it was not written so."""
-    written = () if verdict is None else [one.uncertainty for one in verdict.calls if one.digest == call.digest]
-    scores = [one for one in written if one is not None]
-    if verdict is None or not scores or len(scores) < len(written):
-        return None, None
-    own = binding_of(verdict)
-    return max(scores), own.model_copy(update={"settings": {**(own.settings or {}), **_UNIT}})
-
-
-def score_under(rule: Calibration, verdict: Verdict | None, call: ToolCall) -> float | None:
-    """The uncertainty of a call for a gate with this rule; None where the call was not written so, or has no score.
-
-    Raises:
-        BindingMismatchError: it was scored in another way than the calls of the calibration.
-    """
-    uncertainty, bound = call_score(verdict, call)
-    if bound is not None and rule.binding is not None:
-        rule.binding.require(bound)
-    return uncertainty
-
-
-def require_call_rule(rule: Calibration) -> Calibration:
-    """The rule, which is about the tokens of tool calls.
-
-    Raises:
-        InputError: it is about something else.
-    """
-    if rule.binding is None or not _UNIT.items() <= (rule.binding.settings or {}).items():
-        raise InputError(
-            "this rule is not about tokens of tool calls: make one by calibrate_tool_calls, or give the score that it "
-            "is about"
-        )
-    return rule.require_intact()
-
-
-def judged_call(rule: Calibration, call: ToolCall, uncertainty: float | None, log: DecisionSink | None) -> Steps[bool]:
-    """Whether a rule lets a call run; a row of the log, where there is one."""
-    text = json.dumps({"name": call.name, "args": dict(call.arguments)}, default=repr)
-    judging = partial(judged, rule, uncertainty, text=text, log=log)
-    return judging() if log is None else (yield Work(judging))
-
-
-def calibrate_calls(
-    runs: Iterable[tuple[Iterable[tuple[Verdict | None, ToolCall]], Mapping[str, bool]]],
-    *,
-    trusted: Collection[str],
-    **how: Any,
-) -> Calibration:
-    """The rule of a gate from recorded runs: of each its calls, with the verdicts on their messages, and its labels.
-
-    Raises:
-        InputError: a call has no label, or no run has a call.
-        CalibrationError: the calls were scored in different ways.
-    """
-    numbers, scores, right, bindings = list[int](), list[float | None](), list[bool](), list[Binding]()
-    for number, (calls, labels) in enumerate(runs):
-        for verdict, call in calls:
-            if call.name in trusted:
-                continue
-            if (label := labels.get(call.id or "")) is None:
-                raise InputError(f"run {number + 1}: the call {call.id!r} of {call.name} has no label")
-            uncertainty, bound = call_score(verdict, call)
-            bindings += [] if bound is None else [bound]
-            numbers.append(number)
-            scores.append(uncertainty)
-            right.append(label)
-    if not bindings:
-        raise InputError("no call of these runs has a score: record them with a model of semgrad-guard's")
-    if other := next((one for one in bindings if one != bindings[0]), None):
-        words = "; ".join(bindings[0].in_words(other)) or "settings"
-        raise CalibrationError(f"The calls were scored in different ways: {words}.")
-    return calibrate_runs(numbers, scores, right, binding=bindings[0], **how)

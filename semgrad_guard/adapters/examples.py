@@ -10,12 +10,13 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypedDict, cast, get_args
+from typing import Any, Self, TypedDict, cast
 
 from semgrad_guard.adapters.calibrating import AnsweredExample, Runs, collected, read_examples
 from semgrad_guard.calibration import Binding, Calibration
+from semgrad_guard.calibration.binding import QUESTIONS
 from semgrad_guard.calibration.calibration_set import Copies, read_rate
-from semgrad_guard.declared import require_known
+from semgrad_guard.declared import declared, require_known
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.estimators import NEEDS_LABELS, Estimator
 from semgrad_guard.estimators.learned import FusedStates
@@ -33,9 +34,8 @@ from semgrad_guard.grading.candidates import (
 )
 from semgrad_guard.grading.grader import ABSTAINED, Verdicts, settling
 from semgrad_guard.grading.sheets import HUMAN, SheetAnswer, doubt, labels_for
-from semgrad_guard.guard import Steps, Work, as_estimator
-from semgrad_guard.guard.calibrated_estimator import named_estimator
-from semgrad_guard.guard.familiarity import as_question
+from semgrad_guard.guard.calibrated_estimator import as_estimator, named_estimator
+from semgrad_guard.guard.timing import Steps, Work
 from semgrad_guard.guard.verdicts import RecordedScore
 from semgrad_guard.questions.job_record import Progress, number_of_try
 from semgrad_guard.records import digest_of
@@ -80,11 +80,7 @@ class ChosenEstimator:
         return tuple({estimator.name: estimator for estimator in (*FREE, *self.needed)}.values())
 
     def outcome(
-        self,
-        answered: Sequence[AnsweredExample],
-        correct: Sequence[bool],
-        binding: Binding,
-        **how: Any,
+        self, answered: Sequence[AnsweredExample], correct: Sequence[bool], binding: Binding, **how: Any
     ) -> Outcome:
         """The calibration on answered and graded examples; `how` are further options of `calibrate`."""
 
@@ -187,13 +183,7 @@ class ExampleCalibration:
     """
 
     def __init__(
-        self,
-        examples: Iterable[Any],
-        grader: AnyGrader,
-        *,
-        alpha: float,
-        delta: float,
-        **options: Any,
+        self, examples: Iterable[Any], grader: AnyGrader, *, alpha: float, delta: float, **options: Any
     ) -> None:
         require_known("calibrating on examples", options, ExampleOptions.__annotations__)
         self._rates = {"alpha": read_rate(alpha, "alpha"), "delta": read_rate(delta, "delta")}
@@ -202,8 +192,7 @@ class ExampleCalibration:
         self._labels = None if given is None else Path(given)
         self.estimator = ChosenEstimator.of(options.pop("estimator", None))
         self._on_cut: OnCut = options.pop("on_cut", "unscored")
-        if self._on_cut not in get_args(OnCut):
-            raise InputError(f'on_cut is "unscored", "abstain" or "score", not {self._on_cut!r}')
+        declared("on_cut", OnCut).require(self._on_cut)
         self._options = options
         self.grader, self.examples = as_grader(grader), read_examples(examples)
 
@@ -267,7 +256,7 @@ class ExampleCalibration:
                 "These questions took several answers each, and a learned estimator is fitted on single ones. Choose "
                 "an estimator that needs no labels, such as 'max_probability'."
             )
-        return binding.model_copy(update={"settings": as_question(binding.settings)})
+        return binding.model_copy(update={"settings": QUESTIONS.among(binding.settings)})
 
     def _tries(
         self, answered: Sequence[AnsweredExample], correct: Sequence[bool], record: Path | None
@@ -307,7 +296,7 @@ class ExampleCalibration:
 
 
 def calibrated(
-    runs_of: Callable[[ChosenEstimator], Runs],
+    runs: Runs,
     examples: Iterable[Any],
     grader: AnyGrader,
     *,
@@ -318,12 +307,18 @@ def calibrated(
     progress: Progress | bool = True,
     **options: Any,
 ) -> Steps[Calibration]:
-    """Run a chain or an engine on examples, which is known once the estimators are, and calibrate on its questions."""
+    """Run a chain or an engine on examples, and calibrate on its questions."""
     job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, **options)
     path = None if record is None else Path(record)
-    how: Any = {"record": path, "max_concurrency": max_concurrency, "progress": progress}
-    needed = [estimator.name for estimator in job.estimator.needed]
-    answered = yield from collected(job.examples, runs_of(job.estimator), needed=needed, **how)
+    answered = yield from collected(
+        job.examples,
+        runs,
+        recorded=job.estimator.recorded,
+        needed=[estimator.name for estimator in job.estimator.needed],
+        record=path,
+        max_concurrency=max_concurrency,
+        progress=progress,
+    )
     return (yield Work(lambda: job(answered, record=path)))
 
 

@@ -35,10 +35,20 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.tool_calls import known_form
 from semgrad_guard.errors import InputError, ModelNotFoundError
 from semgrad_guard.estimators import Estimator, HybridGrad
-from semgrad_guard.guard import Answerer, JudgedBy, OnDoubt, as_estimator, judged_by, with_unit
+from semgrad_guard.guard.answering import Answerer
+from semgrad_guard.guard.calibrated_estimator import as_estimator, with_unit
+from semgrad_guard.guard.policy import judged_by
 from semgrad_guard.named import folder_of, reading_prompt
 from semgrad_guard.records import Verdict
-from semgrad_guard.settings import AnswerOptions, LoadingOptions, ModelName, Thinking, template_options_of
+from semgrad_guard.settings import (
+    AnswerOptions,
+    JudgedBy,
+    LoadingOptions,
+    ModelName,
+    OnDoubt,
+    Thinking,
+    template_options_of,
+)
 from semgrad_guard.settings import Timeout as Timeout
 
 _LOADING = ("revision", "dtype", "device_map", "quantization_config", "attn_implementation", "template_options")

@@ -1,19 +1,21 @@
 """The conditions of a calibration: its threshold means nothing for another model, estimator, template or grader.
 
-`EstimatorChoice` tells how its estimator was chosen or fitted, from other answers.
+A `Unit` is what scores and their promise are about. `EstimatorChoice` tells how its estimator was chosen or fitted,
+from other answers.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field
 
 from semgrad_guard.errors import BindingMismatchError, CalibrationError
 from semgrad_guard.records import OWN_CODE, FusedWeights
-from semgrad_guard.settings import OnCut
+from semgrad_guard.settings import OnCut, OnDoubt
 
 SettingScalar = str | int | float | bool | None
 Setting = SettingScalar | list[SettingScalar] | dict[str, SettingScalar]
@@ -162,6 +164,34 @@ def _named(field: str, mine: Any, theirs: Any) -> str:
     follows = " (it follows the weights and what is switched, patched or hooked in the model)"
     now, then = (repr(value) if value != {} else "not set" for value in (theirs, mine))
     return f"{field} is {now} and was {then} at calibration{follows if field == 'fingerprint' else ''}"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a score and its promise are about, other than a whole answer: the settings by which they are bound to it."""
+
+    settings: Mapping[str, str]
+
+    @classmethod
+    def sentences(cls, on_doubt: OnDoubt) -> Self:
+        """Each sentence of an answer."""
+        return cls({"by": "sentence", "on_doubt": on_doubt})
+
+    def among(self, settings: Mapping[str, Any] | None) -> dict[str, Any]:
+        """These settings, and this unit."""
+        return {**(settings or {}), **self.settings}
+
+    def is_of(self, binding: Binding | None) -> bool:
+        """Whether scores that are bound so are about this unit."""
+        return binding is not None and self.settings.items() <= (binding.settings or {}).items()
+
+
+QUESTIONS = Unit({"unit": "question"})
+"""A whole question, which may take several answers: its score is that of the most doubtful one."""
+FIELDS = Unit({"unit": "field", "on_doubt": "drop"})
+"""Each value of a structured answer."""
+CALLS = Unit({"by": "call"})
+"""Each call of a tool."""
 
 
 EstimatorName = Literal["states", "auto"]

@@ -21,8 +21,8 @@ from typing import Any, get_args
 import numpy as np
 
 from semgrad_guard.calibration import hand_grades, planning
-from semgrad_guard.calibration.binding import Binding, EstimatorChoice
-from semgrad_guard.calibration.calibration_record import Calibration, is_score
+from semgrad_guard.calibration.binding import Binding, EstimatorChoice, Unit
+from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.calibration_set import (
     ABSTAINED,
     Copies,
@@ -38,6 +38,7 @@ from semgrad_guard.calibration.gates import share_of
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.calibration.sentences import AnswerSentences, Promise, SentenceSet
 from semgrad_guard.calibration.thresholds import of_answers, of_part
+from semgrad_guard.declared import is_score
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.settings import OnDoubt
 
@@ -181,8 +182,7 @@ def calibrate_sentences(
         )
     found = SentenceSet.read(answers, on_doubt=on_doubt, promise=promise)
     if binding is not None:
-        form = {"by": "sentence", "on_doubt": on_doubt}
-        binding = binding.model_copy(update={"settings": {**(binding.settings or {}), **form}})
+        binding = binding.model_copy(update={"settings": Unit.sentences(on_doubt).among(binding.settings)})
     return calibrate(
         found.most_certain,
         found.all_right,

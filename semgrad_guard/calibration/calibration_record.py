@@ -5,10 +5,9 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import math
 import os
 from pathlib import Path
-from typing import Any, Literal, Self, TypeGuard
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
@@ -20,7 +19,7 @@ from semgrad_guard.calibration.hand_grades import HandGrades
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.calibration.sentences import SentencePromise
 from semgrad_guard.calibration.thresholds import Reachable
-from semgrad_guard.declared import first_fault
+from semgrad_guard.declared import first_fault, is_score
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.files import atomic_write, distinct
 from semgrad_guard.records import PromptForm
@@ -170,6 +169,11 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
             return None
         return self.confidence_map(float(uncertainty))
 
+    def surest(self, confidence: float) -> float | None:
+        """The greatest score at which P(correct) is at least this; None where it is at no score."""
+        right = ((score, self.confidence(score)) for score in self.scores)
+        return max((score for score, own in right if own is not None and own >= confidence), default=None)
+
     def unfamiliar(self, prompt: PromptForm | None) -> tuple[str, ...]:
         """Why nothing is promised about an answer to this prompt, in plain words; empty for a familiar one.
 
@@ -286,18 +290,6 @@ def _fault(error: ValidationError) -> str:
     if not known:
         return first_fault(error)
     return f"{'.'.join(map(str, known[0]['loc']))} is not known to this version"
-
-
-def is_score(value: float | None) -> TypeGuard[float]:
-    """Whether a value is a finite number, and so a score.
-
-    Raises:
-        InputError: it is neither a number nor None.
-    """
-    try:
-        return value is not None and math.isfinite(value)
-    except (TypeError, ValueError, OverflowError):
-        raise InputError(f"an uncertainty is a number or None, not {value!r}") from None
 
 
 def _content_id(calibration: Calibration) -> str:

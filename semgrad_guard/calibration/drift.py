@@ -31,8 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from semgrad_guard.calibration.calibration_record import Calibration, is_score
-from semgrad_guard.calibration.promise import MOST, Schedule
+from semgrad_guard.calibration.calibration_record import Calibration
+from semgrad_guard.calibration.promise import MOST, Schedule, Stakes
+from semgrad_guard.declared import is_score
 from semgrad_guard.errors import CalibrationError, InputError
 
 _NATS_FOR_BETS = 3.0
@@ -234,8 +235,8 @@ class UnscoredBets:
     """The evidence that answers without a score have become more frequent than among `n` answers of the calibration."""
 
     def __init__(self, n: int, unscored: int, rng: np.random.Generator) -> None:
-        self._scored, self._unscored, self._rng, self._n = n - unscored, unscored, rng, 0
-        self._capital = np.full(len(_ODDS), _SCHEDULE.at_once / len(_ODDS))
+        self._scored, self._unscored, self._rng = n - unscored, unscored, rng
+        self._stakes = Stakes(_SCHEDULE, len(_ODDS))
 
     def add(self, is_unscored: bool) -> float:
         """The evidence after one more answer.
@@ -243,14 +244,10 @@ class UnscoredBets:
         Its rank is drawn between the scored answers and all, or between none and the scored ones, itself included. It
         is bet that the rank lies above the scored answers before it.
         """
-        self._n += 1
-        new, waits = _SCHEDULE.begins(self._n)
         total = self._scored + self._unscored + 1
         above = (self._unscored + 1) / total
         rates = np.minimum(_ODDS * above, (1 + above) / 2)
         is_above = is_unscored or self._rng.random() * (self._scored + 1) >= self._scored
         self._scored += not is_unscored
         self._unscored += is_unscored
-        factors = rates / above if is_above else (1 - rates) / (1 - above)
-        self._capital = np.minimum((self._capital + new / len(_ODDS)) * factors, MOST)
-        return float(self._capital.sum()) + waits
+        return float(self._stakes.add(rates / above if is_above else (1 - rates) / (1 - above)))

@@ -116,6 +116,21 @@ class Schedule:
         return waits / (k + self.slowness - 1), waits
 
 
+class Stakes:
+    """Bets that begin by a schedule, all at the same shares: an array of bets, or of bets x streams."""
+
+    def __init__(self, schedule: Schedule, *shape: int) -> None:
+        self._schedule, self._n = schedule, 0
+        self._capital = np.full(shape, schedule.at_once / shape[0])
+
+    def add(self, factors: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The evidence in each stream after one more observation, by which each bet wins or loses so many times."""
+        self._n += 1
+        new, waits = self._schedule.begins(self._n)
+        self._capital = np.minimum((self._capital + new / len(self._capital)) * factors, MOST)
+        return self._capital.sum(axis=0) + waits
+
+
 State = Literal["kept", "unknown", "broken"]
 
 _SCHEDULE = Schedule(at_once=0.5, slowness=200)
@@ -170,16 +185,11 @@ class Bets:
     def __init__(self, alpha: float | NDArray[np.float64], *, streams: int = 1) -> None:
         rates = np.minimum(_RATES[:, None] * alpha, (1 + alpha) / 2)
         self._wrong, self._right = rates / alpha, (1 - rates) / (1 - alpha)
-        self._capital = np.full((len(_RATES), streams), _SCHEDULE.at_once / len(_RATES))
-        self._n = 0
+        self._stakes = Stakes(_SCHEDULE, len(_RATES), streams)
 
     def add(self, wrong: NDArray[np.bool_]) -> NDArray[np.float64]:
         """The evidence after one more grade in each stream."""
-        self._n += 1
-        new, waits = _SCHEDULE.begins(self._n)
-        won = (self._capital + new / len(_RATES)) * np.where(wrong, self._wrong, self._right)
-        self._capital = np.minimum(won, MOST)
-        return self._capital.sum(axis=0) + waits
+        return self._stakes.add(np.where(wrong, self._wrong, self._right))
 
 
 class PromiseMonitor:

@@ -280,11 +280,7 @@ class SentenceSet:
         """Some of the answers."""
         at = np.array(rows, np.intp)
         return replace(
-            self,
-            compared=self.compared[at],
-            wrong=self.wrong[at],
-            keys=self.keys[at],
-            lengths=self.lengths[at],
+            self, compared=self.compared[at], wrong=self.wrong[at], keys=self.keys[at], lengths=self.lengths[at]
         )
 
     @property

@@ -74,7 +74,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     from semgrad_guard.cli.calibrate_run import Run, estimators_for  # torch loads here, when the files are known
     from semgrad_guard.engine.answers.options import GenerationOptions
     from semgrad_guard.guard.calibrated_estimator import require_by_sentence
-    from semgrad_guard.guard.familiarity import judged_by
+    from semgrad_guard.guard.policy import judged_by
 
     if copies is None and questions.duplicates:
         copies = _chosen(questions)

@@ -57,7 +57,7 @@ def plan(
     from semgrad_guard.calibration import plan as planned
     from semgrad_guard.calibration.gates import share_of
     from semgrad_guard.calibration.sentences import plan_sentences, simulated
-    from semgrad_guard.guard.familiarity import judged_by
+    from semgrad_guard.guard.policy import judged_by
 
     sizes: Sequence[int] = labels or _SIZES
     if answers is not None:

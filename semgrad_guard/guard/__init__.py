@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.calibrated_estimator import as_estimator as as_estimator
     from semgrad_guard.guard.calibrated_estimator import estimator_of as estimator_of
     from semgrad_guard.guard.calibrated_estimator import with_unit as with_unit
-    from semgrad_guard.guard.familiarity import judged_by as judged_by
+    from semgrad_guard.guard.decision import decide as decide
+    from semgrad_guard.guard.decision import settle as settle
     from semgrad_guard.guard.flow import Ask as Ask
     from semgrad_guard.guard.flow import Draft as Draft
     from semgrad_guard.guard.flow import Outcome as Outcome
@@ -39,8 +40,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.parts import judged as judged
     from semgrad_guard.guard.policy import Policy as Policy
     from semgrad_guard.guard.policy import Terms as Terms
-    from semgrad_guard.guard.policy import decide as decide
-    from semgrad_guard.guard.policy import settle as settle
+    from semgrad_guard.guard.policy import judged_by as judged_by
     from semgrad_guard.guard.policy import withholds as withholds
     from semgrad_guard.guard.promise import Promise as Promise
     from semgrad_guard.guard.promise import combined_promise as combined_promise
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.question import Router as Router
     from semgrad_guard.guard.question import RouterOptions as RouterOptions
     from semgrad_guard.guard.question import asking as asking
+    from semgrad_guard.guard.question import escalating as escalating
+    from semgrad_guard.guard.question import is_escalating as is_escalating
     from semgrad_guard.guard.question import question_of as question_of
     from semgrad_guard.guard.reported import ReportedScorer as ReportedScorer
     from semgrad_guard.guard.reported import prompt_of as prompt_of
@@ -60,11 +62,9 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.streams import ReportedSentences as ReportedSentences
     from semgrad_guard.guard.streams import SentencePiece as SentencePiece
     from semgrad_guard.guard.streams import StreamSteps as StreamSteps
-    from semgrad_guard.guard.streams import WholeAnswer as WholeAnswer
     from semgrad_guard.guard.streams import arun_stream as arun_stream
     from semgrad_guard.guard.streams import run_stream as run_stream
     from semgrad_guard.guard.streams import streamed as streamed
-    from semgrad_guard.guard.streams import written as written
     from semgrad_guard.guard.timing import Steps as Steps
     from semgrad_guard.guard.timing import Work as Work
     from semgrad_guard.guard.timing import adrive as adrive

@@ -12,6 +12,7 @@ from hashlib import sha256
 from typing import Any
 
 from semgrad_guard.calibration import Binding
+from semgrad_guard.calibration.binding import Unit
 from semgrad_guard.engine.answers.answer import Evidence, Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
 from semgrad_guard.engine.answers.request import Request, Ticket, outcomes
@@ -30,17 +31,9 @@ from semgrad_guard.guard.parts import Structure, calls_in_text, scored_parts
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.sentences import OTHER_TOKENS, WITH_CALLS, scored_sentences
 from semgrad_guard.guard.streams import EarlySentences, LiveAnswer
-from semgrad_guard.guard.timing import awaited_all
+from semgrad_guard.guard.timing import Work, awaited_all
 from semgrad_guard.guard.verdicts import RecordedScore, current_recorder, unscored
-from semgrad_guard.records import (
-    Conversation,
-    Score,
-    SentenceVerdict,
-    Status,
-    ToolCall,
-    Verdict,
-    digest_of,
-)
+from semgrad_guard.records import Conversation, Score, SentenceVerdict, Status, ToolCall, Verdict, digest_of
 from semgrad_guard.settings import OnDoubt
 
 TemplateOptions = Mapping[str, Any]
@@ -95,28 +88,20 @@ class Answerer:
                 "prompt_template": template_name(self.model, self.prompt_template, template_options),
             }
 
-    def drafts(
+    def drafting(
         self, conversations: Sequence[Conversation], *, template_options: TemplateOptions | None = None
-    ) -> list[Draft[Generation]]:
-        """Answer and score several conversations; they share the model's steps with each other and with other callers.
+    ) -> Work:
+        """The work of answering and scoring several conversations, whose result is their drafts (`Draft[Generation]`).
 
-        Raises:
-            Exception: the first that a conversation causes; the others are then cancelled.
+        They share the model's steps with each other and with other callers; on the event loop none waits in a thread.
+        It raises the first error that a conversation causes, and the others are then cancelled.
         """
-        return outcomes(self._submitted(conversations, template_options))
 
-    async def adrafts(
-        self, conversations: Sequence[Conversation], *, template_options: TemplateOptions | None = None
-    ) -> list[Draft[Generation]]:
-        """Like `drafts`, on the event loop: no conversation waits in a thread."""
-        return await awaited_all(partial(self._submitted, conversations, template_options))
+        def submitted() -> list[Ticket[Draft[Generation]]]:
+            requests = [self.request(conversation, template_options=template_options) for conversation in conversations]
+            return self.model.submit_all(requests)  # or none, where one cannot be answered
 
-    def _submitted(
-        self, conversations: Sequence[Conversation], template_options: TemplateOptions | None
-    ) -> list[Ticket[Draft[Generation]]]:
-        """All of them, or none where one cannot be answered."""
-        requests = [self.request(conversation, template_options=template_options) for conversation in conversations]
-        return self.model.submit_all(requests)
+        return Work(lambda: outcomes(submitted()), lambda: awaited_all(submitted))
 
     def draft(
         self,
@@ -205,11 +190,7 @@ class Answerer:
         return tuple(plan for plan in plans if isinstance(plan, Sampling))
 
     def live(
-        self,
-        conversation: Conversation,
-        *,
-        terms: Terms | None = None,
-        template_options: TemplateOptions | None = None,
+        self, conversation: Conversation, *, terms: Terms | None = None, template_options: TemplateOptions | None = None
     ) -> LiveAnswer:
         """Answer piece by piece; the scored draft at the end. It is read and begun with the first piece.
 
@@ -347,7 +328,7 @@ class Answerer:
         if self.served:
             settings["served"] = True
         if self.by_sentence is not None:
-            settings |= {"by": "sentence", "on_doubt": self.by_sentence}
+            settings = Unit.sentences(self.by_sentence).among(settings)
             if estimator.objective.gradients:
                 settings["earlier"] = "context"  # the only form; it is in files
         return settings

@@ -12,8 +12,7 @@ from semgrad_guard.estimators import KIND_OF, Estimator, HybridGrad
 from semgrad_guard.estimators.gradients import ReplayEstimator
 from semgrad_guard.estimators.learned import FusedStates
 from semgrad_guard.estimators.samples import AskingEstimator
-from semgrad_guard.guard.familiarity import judged_by
-from semgrad_guard.guard.policy import Policy
+from semgrad_guard.guard.policy import Policy, judged_by
 from semgrad_guard.named import did_you_mean
 
 

@@ -26,7 +26,8 @@ from semgrad_guard.errors import (
     SemGradGuardError,
     UpstreamError,
 )
-from semgrad_guard.guard.policy import Terms, decide, settle
+from semgrad_guard.guard.decision import decide, settle
+from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.question import Question, Router, asking
 from semgrad_guard.guard.sentences import watched_score
 from semgrad_guard.guard.timing import Steps, Work, cancelling, sealed

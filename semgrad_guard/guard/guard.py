@@ -16,10 +16,9 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.answering import Answerer
 from semgrad_guard.guard.calibrated_estimator import as_estimator, estimator_of
-from semgrad_guard.guard.familiarity import judged_by
 from semgrad_guard.guard.flow import Outcome, Reply, TargetReply, answers, one
-from semgrad_guard.guard.policy import Policy
-from semgrad_guard.guard.promise import Promise, promise_along, require_sequel
+from semgrad_guard.guard.policy import Policy, judged_by
+from semgrad_guard.guard.promise import Promise, combined_promise, require_sequel
 from semgrad_guard.guard.question import Router
 from semgrad_guard.guard.streams import SentencePiece, StreamSteps, arun_stream, run_stream, streamed
 from semgrad_guard.guard.timing import Steps, Work, adrive, drive
@@ -114,7 +113,15 @@ class Guard:
 
         None where a stage is uncalibrated or unscored, or found no threshold.
         """
-        return promise_along(self, Guard)
+        stages: list[Guard] = []
+        target: Any = self
+        while isinstance(target, Guard):
+            stages.append(target)
+            target = target.escalate_to
+        if target is not None:
+            return None
+        enforced = all(stage.terms.withholds for stage in stages)
+        return combined_promise([stage.policy for stage in stages], enforced=enforced)
 
     @property
     def binding(self) -> Binding:
@@ -154,9 +161,8 @@ class Guard:
 
     def drafts(self, conversations: Sequence[Conversation], *, tools: Tools | None = None) -> list[Verdict]:
         """Answers with their scores and without a decision, for a calibration to grade."""
-        return [
-            draft.verdict for draft in self._answerer.drafts(conversations, template_options=_template_options(tools))
-        ]
+        drafts = self._answerer.drafting(conversations, template_options=_template_options(tools)).call()
+        return [draft.verdict for draft in drafts]
 
     def feedback(self, decision_id: str, correct: bool, *, grader: str | None = None) -> Feedback:
         """Tell the decision log whether a delivered answer (`verdict.decision_id`) was correct.
@@ -183,11 +189,7 @@ class Guard:
     def _answers(
         self, conversations: Sequence[Conversation], tools: Tools | None
     ) -> Steps[list[Outcome[Generation] | Exception]]:
-        options = _template_options(tools)
-        draft = Work(
-            lambda: self._answerer.drafts(conversations, template_options=options),
-            lambda: self._answerer.adrafts(conversations, template_options=options),
-        )
+        draft = self._answerer.drafting(conversations, template_options=_template_options(tools))
         return answers(
             self.terms, draft, lambda places: self._asking(places, conversations, tools), count=len(conversations)
         )

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate_runs
+from semgrad_guard.calibration.binding import FIELDS
 from semgrad_guard.decision_log.entries import DecisionSink, Facts
 from semgrad_guard.engine.fields import Field, Path, fields_of
 from semgrad_guard.engine.sentences import Span
 from semgrad_guard.errors import CalibrationError
-from semgrad_guard.guard.familiarity import as_fields
 from semgrad_guard.guard.verdicts import RecordedDraft, binding_of
 from semgrad_guard.records import CallVerdict, FieldVerdict, PromptForm, ToolCall, Verdict
 
@@ -211,8 +211,6 @@ def decided_fields(
 
 def without_values(verdict: Verdict) -> Verdict:
     """The verdict on a structured answer with null in the place of each value that is withheld."""
-    if not verdict.has_nulls:
-        return verdict
     held = {one.path for one in verdict.fields if one.action == "null"}
     if verdict.tool_calls:
         (call,) = verdict.tool_calls
@@ -266,7 +264,7 @@ def calibrate_fields(
             scores.append(one.uncertainty)
             correct.append(_at(found, one.path) == _at(right, one.path))
         forms.append(draft.prompt)
-        bindings.append(binding_of(verdict.revised(settings=as_fields(verdict.details.settings))))
+        bindings.append(binding_of(verdict.revised(settings=FIELDS.among(verdict.details.settings))))
     if not bindings:
         raise CalibrationError("No draft has values with scores: record structured answers (with_structured_output).")
     for other in bindings:

@@ -1,8 +1,4 @@
-"""The decision about an answer: by its uncertainty, the familiarity of its prompt, and the mode of the guard.
-
-`Policy` has the threshold and what it was calibrated on, `Terms` adds the mode and how a decision is carried out.
-`decide` makes the action, `settle` what happens to the draft. Nothing else decides.
-"""
+"""`Policy`, which has the threshold and what it was calibrated on, and `Terms`: how a decision is carried out."""
 
 from __future__ import annotations
 
@@ -12,35 +8,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from semgrad_guard.calibration import DriftMonitor
-from semgrad_guard.calibration.binding import Binding
-from semgrad_guard.calibration.calibration_record import Calibration, is_score
+from semgrad_guard.calibration.binding import FIELDS, QUESTIONS, Binding
+from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.decision_log.entries import DecisionSink
-from semgrad_guard.declared import require_valid
+from semgrad_guard.declared import declared, is_score, require_valid
 from semgrad_guard.engine.interruption import Stop
-from semgrad_guard.errors import InputError
-from semgrad_guard.guard.cut_answers import without_cut_score
-from semgrad_guard.guard.familiarity import as_fields, is_of_fields, is_of_question, require_same_unit, unlike
-from semgrad_guard.guard.parts import decided_fields, without_values
-from semgrad_guard.guard.sentences import decided_sentences, with_delivered
-from semgrad_guard.guard.verdicts import (
-    UNSCORED,
-    Settlement,
-    abstained,
-    binding_of,
-    is_withheld,
-    says_nothing,
-    with_promise,
-    without_text,
-)
-from semgrad_guard.records import Action, PromptForm, Verdict
+from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.guard.verdicts import abstained
+from semgrad_guard.records import Action, Verdict
 from semgrad_guard.settings import (
     ABSTAIN_MESSAGE,
     CLOSING_LINE,
     DeliveryOptions,
+    JudgedBy,
     KeepDraft,
     MinConfidence,
     Mode,
     OnCut,
+    OnDoubt,
     OnNoThreshold,
     OnOtherOptions,
     OnUnfamiliar,
@@ -52,7 +37,6 @@ from semgrad_guard.settings import (
 AbstainMessage = str | Callable[[Verdict], str]
 
 
-_ESTIMATED = "min_confidence decides by an estimate, which promises nothing"
 _LISTENERS = (
     ("monitor", "add", "a DriftMonitor"),
     ("notify", "__call__", "a function of the verdict"),
@@ -122,7 +106,7 @@ class Policy(PolicyOptions):
                 )
             threshold = self.calibration.threshold
             if self.min_confidence is not None:
-                threshold = _surest(self.calibration, self.min_confidence)
+                threshold = self.calibration.surest(self.min_confidence)
         elif threshold is None:
             raise InputError(
                 "A policy needs a threshold: Policy(threshold=...) or Policy.from_calibration(calibration)."
@@ -179,7 +163,7 @@ class Policy(PolicyOptions):
     @property
     def is_about_questions(self) -> bool:
         """Whether the threshold is for whole questions, each of which may take several answers."""
-        return is_of_question(self.binding)
+        return QUESTIONS.is_of(self.binding)
 
     @property
     def compares(self) -> bool:
@@ -219,7 +203,7 @@ class Policy(PolicyOptions):
         """
         if self.calibration is None:
             return ()
-        require_same_unit(self.calibration, binding)
+        _require_same_unit(self.calibration, binding)
         mine = self.calibration.binding
         if mine is None:
             return ()
@@ -246,10 +230,46 @@ def _on_cut(binding: Binding | None, given: OnCut | None) -> OnCut:
     return bound
 
 
-def _surest(calibration: Calibration, confidence: float) -> float | None:
-    """The greatest score at which P(correct) is at least this; None where it is at no score."""
-    right = ((score, calibration.confidence(score)) for score in calibration.scores)
-    return max((score for score, own in right if own is not None and own >= confidence), default=None)
+def _require_same_unit(calibration: Calibration, binding: Binding) -> None:
+    """Refuse a threshold for whole answers about sentences, and the other way round: its promise is another.
+
+    Raises:
+        BindingMismatchError: the calibration is about another unit than the scores, or another `on_doubt`.
+    """
+    if QUESTIONS.is_of(calibration.binding) and not QUESTIONS.is_of(binding):
+        raise BindingMismatchError(
+            f"The calibration {calibration.id} is about whole questions, and this answer is not part of one. Ask the "
+            "chain or engine that was calibrated through guarded(...), or within asking(router)."
+        )
+    judged: Any = (binding.settings or {}).get("on_doubt")
+    calibrated = None if calibration.sentences is None else calibration.sentences.on_doubt
+    if judged != calibrated:
+        raise BindingMismatchError(
+            f"The calibration {calibration.id} is about {_unit(calibrated)}, and the answers are judged as "
+            f"{_unit(judged)}. Calibrate again in that form, or give the guard the calibration's."
+        )
+
+
+def _unit(on_doubt: str | None) -> str:
+    return "whole answers" if on_doubt is None else f'sentences with on_doubt="{on_doubt}"'
+
+
+def judged_by(calibration: Calibration | None, by: JudgedBy | None, on_doubt: OnDoubt | None) -> OnDoubt | None:
+    """The action at a doubtful sentence, by the settings or else the calibration; None: whole answers are judged.
+
+    Raises:
+        InputError: a setting is none of its choices, or `on_doubt` is given for whole answers.
+    """
+    for name, kind, given in (("by", JudgedBy, by), ("on_doubt", OnDoubt, on_doubt)):
+        if given is not None:
+            declared(name, kind).require(given)
+    made = None if calibration is None or FIELDS.is_of(calibration.binding) else calibration.sentences
+    calibrated = None if made is None else made.on_doubt
+    if (by or ("answer" if calibrated is None else "sentence")) == "sentence":
+        return on_doubt or calibrated or "stop"
+    if on_doubt is not None:
+        raise InputError(f'on_doubt="{on_doubt}" is about sentences: judge answers by="sentence", or leave it out')
+    return None
 
 
 def withholds(mode: Mode) -> bool:
@@ -358,114 +378,3 @@ class Terms(DeliveryOptions):
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
             raise InputError(f"abstain_message must return a text, not a {type(text).__name__}")
         return text
-
-
-def settle(
-    draft: Verdict,
-    terms: Terms,
-    *,
-    prompt: PromptForm | None = None,
-    trusted: bool = False,
-    whole: bool = False,
-) -> Settlement:
-    """The decision about a draft. Pure: records in, a record out.
-
-    Args:
-        draft: the scored draft, undecided; its `text` is the answer.
-        terms: the policy, and how it is carried out.
-        prompt: the form of the prompt; without it nothing is promised.
-        trusted: the draft's actions may go out whatever its score (an agent's calls of harmless tools): the decision
-            about them is advice. Text next to them is let through only by its score.
-        whole: nothing may be delivered in the answer's place, and so no part of it.
-
-    Raises:
-        BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
-    """
-    if is_withheld(draft):  # by another guard: there is no answer left to judge
-        return Settlement("deliver", draft)
-    verdict = decide(draft, terms.policy, can_escalate=terms.can_escalate, prompt=prompt)
-    if not terms.withholds:
-        return Settlement("deliver", verdict.revised(enforced=False))
-    if trusted and verdict.action != "answer":
-        return Settlement("deliver", without_text(verdict))
-    if verdict.action == "answer":
-        return Settlement("deliver", without_values(verdict))
-    if terms.raises:
-        return Settlement("raise", verdict)
-    ranges = tuple((one.start, one.end) for one in verdict.sentences if one.action == "deliver")
-    if ranges and not whole:
-        return Settlement("deliver", with_promise(with_delivered(verdict, closing_line=terms.closing_line)), ranges)
-    return Settlement(verdict.action, verdict)
-
-
-def decide(draft: Verdict, policy: Policy, *, can_escalate: bool, prompt: PromptForm | None = None) -> Verdict:
-    """Apply a policy to a scored draft: action, confidence, threshold, and the reason if it is not let through.
-
-    Of a draft that was scored by sentence the action is that about all of it; each sentence has a decision of its own.
-    `on_doubt` is among the settings that its scores are bound to.
-
-    It is promised if a calibrated threshold lets it through and its prompt's form, `prompt`, is like those of the
-    calibration. An unknown prompt is unlike them.
-
-    Raises:
-        BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
-    """
-    if policy.compares:
-        draft = without_cut_score(draft, policy.on_cut or "unscored")
-    by_field = is_of_fields(policy.calibration)
-    if by_field:
-        draft = draft.revised(settings=as_fields(draft.details.settings))
-    options: tuple[str, ...] = ()
-    if draft.estimator != UNSCORED:  # else there is nothing to bind to, and `on_unscored` decides
-        options = policy.check(binding_of(draft), options=policy.on_other_options == "refuse")
-    calibrated = policy.calibration is not None
-    estimated = () if policy.min_confidence is None else (_ESTIMATED,)
-    unfamiliar = (*unlike(draft, policy.calibration, prompt), *options, *estimated)
-    judged = not unfamiliar or policy.delivers_unfamiliar
-
-    def passes(score: float | None) -> bool:
-        return judged and policy.decide(score, can_escalate=False) == "answer"
-
-    if by_field:
-        fields, uncertainty = decided_fields(draft.fields, passes, policy.confidence)
-        draft = draft.revised(fields=fields, uncertainty=uncertainty)
-    if says_nothing(draft):
-        action: Action = "escalate" if can_escalate else "abstain"
-    else:
-        action = policy.decide(draft.uncertainty, can_escalate=can_escalate) if judged else "abstain"
-    let_through = action == "answer"
-
-    changes: dict[str, Any] = {
-        "action": action,
-        "threshold": policy.recorded_threshold,
-        "enforced": policy.compares or not let_through,  # a delivered answer that nothing was compared with
-        "confidence": policy.confidence(draft.uncertainty),
-        "calibration_id": policy.calibration_id,
-        "alpha": policy.alpha,
-        "requested_alpha": None if policy.calibration is None else policy.calibration.requested,
-        "upstream": None if policy.binding is None else policy.binding.upstream,
-        "familiar": not unfamiliar if calibrated else None,
-        "unfamiliar": unfamiliar,
-        "reason": draft.reason if let_through or draft.reason else _withheld(draft, policy),
-    }
-    if draft.sentences:
-        changes["sentences"] = decided_sentences(
-            draft.sentences,
-            on_doubt=(draft.details.settings or {}).get("on_doubt", "stop") if judged else "stop",
-            lets_through=passes,
-            promises=lambda score: calibrated and not unfamiliar and policy.lets_through(score),
-            confidence=policy.confidence,
-        )
-    return with_promise(draft.revised(**changes))
-
-
-def _withheld(draft: Verdict, policy: Policy) -> str:
-    if says_nothing(draft):
-        return "the answer is empty"
-    if policy.decide(draft.uncertainty, can_escalate=False) == "answer":
-        return "the prompt is unlike those that the calibration was made on"
-    if draft.uncertainty is None:
-        return "the answer carries no score"
-    if policy.threshold is None:
-        return "the calibration found no threshold that keeps its promise, so nothing is let through"
-    return "its uncertainty is above the threshold"

@@ -26,13 +26,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from semgrad_guard.calibration.calibration_set import read_rate
 from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.guard.policy import Policy, withholds
+from semgrad_guard.guard.policy import Policy
 
 
 class Promise(BaseModel):
@@ -94,22 +94,6 @@ def combined_promise(policies: Sequence[Policy], *, enforced: bool = True) -> Pr
         delta=min(1.0, total),
         covers="everything delivered" if whole else "answers with promised=True",
     )
-
-
-def promise_along(first: Any, kind: type[Any]) -> Promise | None:
-    """The promise of a stage of this kind and of those that it escalates to, one after the other.
-
-    A stage has a `policy`, a `mode` and an `escalate_to`. There is none where the last target is of another kind,
-    and so answers without a policy of its own; else as `combined_promise`.
-    """
-    stages: list[Any] = []
-    target: Any = first
-    while isinstance(target, kind):
-        stages.append(target)
-        target = stages[-1].escalate_to
-    if target is not None:
-        return None
-    return combined_promise([stage.policy for stage in stages], enforced=all(withholds(stage.mode) for stage in stages))
 
 
 def require_sequel(policy: Policy, target: Policy) -> None:

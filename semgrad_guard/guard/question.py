@@ -16,10 +16,11 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 from uuid import uuid4
 
 from semgrad_guard.calibration import DriftMonitor
+from semgrad_guard.calibration.binding import QUESTIONS
 from semgrad_guard.decision_log.entries import DecisionSink
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
-from semgrad_guard.guard.familiarity import as_question
-from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, decide, require_policy
+from semgrad_guard.guard.decision import decide
+from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, require_policy
 from semgrad_guard.guard.verdicts import Settlement, doubt_of, handed_on, unscored
 from semgrad_guard.records import ToolCall, Verdict, digest_of
 from semgrad_guard.settings import KeepDraft, Mode, OnError, OnUnscored, Timeout
@@ -80,6 +81,17 @@ class Router:
         self.escalate_to, self.trusted_tools = escalate_to, frozenset(trusted_tools)
         self._key = uuid4().hex
 
+    @classmethod
+    def read(cls, given: Any) -> Self | Literal[False] | None:
+        """The router of a model: one of this class; False for a helper, whose texts need no guard; or None.
+
+        Raises:
+            InputError: it is something else.
+        """
+        if given is None or given is False or isinstance(given, cls):
+            return given
+        raise InputError(f"router is {cls.__name__}(policy, ...), or False for a helper, not {given!r:.60}")
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Router) and other._key == self._key
 
@@ -90,9 +102,34 @@ class Router:
         """Itself: copies of its holders share its log and its monitor."""
         return self
 
+    @property
+    def policy(self) -> Policy:
+        """Which scores are let through."""
+        return self.terms.policy
+
     def trusts(self, calls: Collection[ToolCall]) -> bool:
         """Whether there are calls, of trusted tools alone."""
         return bool(calls) and {call.name for call in calls} <= self.trusted_tools
+
+
+# A target may hold the guarded model itself: there the model's router still decides, but hands on no further.
+
+_escalating: ContextVar[frozenset[Router]] = ContextVar("semgrad_guard_escalating", default=frozenset())
+
+
+@contextmanager
+def escalating(router: Router) -> Generator[None]:
+    """The time during which a router's target answers."""
+    token = _escalating.set(_escalating.get() | {router})
+    try:
+        yield
+    finally:
+        _escalating.reset(token)
+
+
+def is_escalating(router: Router) -> bool:
+    """Whether this happens inside the router's own escalation."""
+    return router in _escalating.get()
 
 
 @dataclass(eq=False)
@@ -130,9 +167,9 @@ class Question:
 
     def about(self, verdict: Verdict) -> Verdict:
         """The undecided verdict on a call, as a part of this question: bound as the policy's calibration is."""
-        if not self.router.terms.policy.is_about_questions:
+        if not self.router.policy.is_about_questions:
             return verdict
-        return verdict.revised(settings=as_question(verdict.details.settings))
+        return verdict.revised(settings=QUESTIONS.among(verdict.details.settings))
 
     def require_open(self) -> None:
         """Return if another call may begin.
@@ -186,7 +223,7 @@ class Question:
         changes: dict[str, Any] = {"text": text}
         if not own:
             changes |= {"tool_calls": (), "reasoning": None, "sentences": (), "draft": None}
-        if self.router.terms.policy.is_about_questions:
+        if self.router.policy.is_about_questions:
             changes["promised"] = all(one.promised for one in self.verdicts)
         else:
             changes["promised"] = worst.promised and own and len(self.verdicts) == 1
@@ -195,7 +232,7 @@ class Question:
     def _ended(self) -> Verdict:
         if self.refused is None:
             verdict = unscored("", reason=_GOES_ON)
-            self.refused = decide(verdict, self.router.terms.policy, can_escalate=self.router.terms.can_escalate)
+            self.refused = decide(verdict, self.router.policy, can_escalate=self.router.terms.can_escalate)
         return self.refused
 
 

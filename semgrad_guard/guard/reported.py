@@ -22,6 +22,7 @@ from operator import itemgetter
 from typing import Any, Self, cast
 
 from semgrad_guard.calibration import Binding, Calibration
+from semgrad_guard.calibration.binding import Unit
 from semgrad_guard.engine.prompts.responses import doubted_from
 from semgrad_guard.engine.sentences import Span, leanings, sentences
 from semgrad_guard.errors import BindingMismatchError, InputError
@@ -106,8 +107,8 @@ class ReportedScorer:
     @property
     def settings(self) -> dict[str, Any]:
         """The part of a binding that tells these scores from a local model's."""
-        unit = {} if self.by_sentence is None else {"by": "sentence", "on_doubt": self.by_sentence}
-        return {"reported": True, "top_logprobs": self.top, **unit}
+        settings = {"reported": True, "top_logprobs": self.top}
+        return settings if self.by_sentence is None else Unit.sentences(self.by_sentence).among(settings)
 
     @property
     def binding(self) -> Binding:

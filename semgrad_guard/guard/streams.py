@@ -18,12 +18,13 @@ from semgrad_guard.engine.answers.text import Piece
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.engine.sentences import Span, decided
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
-from semgrad_guard.guard.flow import UNWRITTEN, Ask, Draft, concluded, not_written, one
-from semgrad_guard.guard.policy import Terms, settle
+from semgrad_guard.guard.decision import settle
+from semgrad_guard.guard.flow import UNWRITTEN, Ask, Draft, Outcome, concluded, not_written, one
+from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.question import Question
 from semgrad_guard.guard.reported import ReportedScorer, bytes_of
-from semgrad_guard.guard.timing import Steps, Work, adrive, ain_time, awaited, cancelling, drive, off_loop, sealed
-from semgrad_guard.guard.verdicts import current_recorder
+from semgrad_guard.guard.timing import Steps, Work, adrive, ain_time, cancelling, drive, off_loop, sealed
+from semgrad_guard.guard.verdicts import current_recorder, record_draft
 from semgrad_guard.records import PromptForm, SentenceVerdict, Verdict
 
 P = TypeVar("P")
@@ -101,32 +102,11 @@ class LiveAnswer:
         return await ain_time(asyncio.wrap_future(future_of(stream)))
 
 
-class WholeAnswer:
-    """An answer that comes as a whole, without pieces: the result of the request that `submit` makes (`Live`)."""
-
-    def __init__(self, submit: Callable[[], Ticket[Any]]) -> None:
-        self._submit = submit
-
-    def next(self) -> Work:
-        """There are no pieces."""
-        return Work.at_once(lambda: None)
-
-    def draft(self) -> Work:
-        """The whole answer with its score."""
-        return Work(lambda: self._submit().outcome(), lambda: awaited(self._submit))
-
-    def close(self) -> Work:
-        """Nothing to stop: a caller that leaves has cancelled the request."""
-        return Work.at_once(lambda: None)
-
-
 class Iterated(Generic[P]):
     """Pieces from a generator, which is made with the first of them: one for calls, or one for coroutines."""
 
     def __init__(
-        self,
-        make: Callable[[], Iterator[P]] | None = None,
-        amake: Callable[[], AsyncIterator[P]] | None = None,
+        self, make: Callable[[], Iterator[P]] | None = None, amake: Callable[[], AsyncIterator[P]] | None = None
     ) -> None:
         self._make, self._amake = make, amake
         self._pieces: Any = None
@@ -183,23 +163,31 @@ def written(
 
 
 def streamed(
-    terms: Terms,
+    terms: Terms | None,
     live: Live,
     ask: Ask | None = None,
     *,
     show: Callable[[Any], Iterable[P]] = lambda step: (step,),
     stop: Stop | None = None,
     question: Question | None = None,
+    is_recorded: bool = True,
 ) -> StreamSteps[P, None]:
     """The pieces as they come, where nothing may be withheld, and the outcome last.
 
     Else the sentences that are let through while the answer is being written, and the outcome, which begins with them.
-    A call of a `question`, which has such terms, is noted in it.
+    A call of a `question`, which has such terms, is noted in it. Without terms nothing is decided, and the draft goes
+    out; unless it is a helper's, a recorder gets it.
 
     Raises:
         LowConfidenceError: the question has ended, or this call ends it.
         Exception: whatever drafting raises; the one in the outcome's place.
     """
+    if terms is None:
+        draft: Draft[Any] = yield from written(live, stop or Stop(), show=show)
+        if is_recorded:
+            record_draft(draft.verdict, draft.prompt, source=draft.source)
+        yield from show(Outcome(draft.verdict, draft.answer))
+        return
     stop, left = terms.stop() if stop is None else stop, ""
 
     def let_through(piece: Any) -> Iterable[P]:
@@ -212,7 +200,7 @@ def streamed(
     if question is not None:
         question.require_open()
     try:
-        draft: Draft[Any] = yield from written(live, stop, show=let_through if terms.withholds else show)
+        draft = yield from written(live, stop, show=let_through if terms.withholds else show)
         with stopping(stop), cancelling(stop):
             outcome = one((yield from concluded([draft], terms, ask, question=question)))
     except UNWRITTEN as error:
@@ -263,12 +251,7 @@ class ReportedSentences:
     """
 
     def __init__(
-        self,
-        scorer: ReportedScorer,
-        terms: Terms,
-        *,
-        options: Mapping[str, Any],
-        prompt: PromptForm | None,
+        self, scorer: ReportedScorer, terms: Terms, *, options: Mapping[str, Any], prompt: PromptForm | None
     ) -> None:
         self._scorer, self._options, self._prompt = scorer, options, prompt
         self._new = list[SentencePiece]()

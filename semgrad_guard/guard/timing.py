@@ -77,9 +77,34 @@ class Work:
         """The work under way, to be awaited."""
         return off_loop(self.call) if self.coroutine is None else self.coroutine()
 
+    def replacing(self, replace: Callable[[Exception], Any]) -> Work:
+        """The same work. An error of it ends here, and `replace` makes the result of it, or the error that goes on."""
+
+        def call() -> Any:
+            try:
+                return self.call()
+            except Exception as error:  # noqa: BLE001 - `replace` decides
+                found = replace(error)
+            return _raised(found)  # here, where the first error is no context of another
+
+        async def coroutine() -> Any:
+            try:
+                return await self.begin()
+            except Exception as error:  # noqa: BLE001 - as above
+                found = replace(error)
+            return _raised(found)
+
+        return Work(call, coroutine)
+
     def in_time(self) -> Work:
         """The same work, which ends with a `DeadlineExceededError` where it is late."""
         return Work(lambda: in_time(self.call), lambda: ain_time(self.begin()))
+
+
+def _raised(found: Any) -> Any:
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 Steps = Generator[Work, Any, T]

@@ -21,7 +21,8 @@ from semgrad_guard.calibration.calibration_set import Effect
 from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import DataFileError, InputError
 from semgrad_guard.files import atomic_write
-from semgrad_guard.guard.policy import Policy, Terms, settle
+from semgrad_guard.guard.decision import settle
+from semgrad_guard.guard.policy import Policy, Terms
 from semgrad_guard.guard.verdicts import unscored
 from semgrad_guard.questions.answered import Answer
 from semgrad_guard.questions.data import Question

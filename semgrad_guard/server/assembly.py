@@ -25,8 +25,7 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.replay.memory import Memory
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Answerer, OnDoubt, Policy, Terms, withholds
-from semgrad_guard.guard.familiarity import judged_by
-from semgrad_guard.guard.policy import lets_every_score_through
+from semgrad_guard.guard.policy import judged_by, lets_every_score_through
 from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.loading import ModelSource, load_estimator, load_policy, pocket_policy
 from semgrad_guard.named import POCKET

@@ -69,9 +69,7 @@ def test_the_curve_over_ranks_is_scikit_learns(seed: int) -> None:
     mine = fit_ranks(scores, correct)
     knots = np.isin(scores, mine.uncertainties)
     np.testing.assert_allclose(
-        [mine(u) for u in scores[knots]],
-        np.clip(oracle.predict(-quantiles[knots]), 1 / 302, 301 / 302),
-        atol=2e-5,
+        [mine(u) for u in scores[knots]], np.clip(oracle.predict(-quantiles[knots]), 1 / 302, 301 / 302), atol=2e-5
     )
 
 

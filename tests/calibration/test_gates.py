@@ -1,9 +1,13 @@
-"""Gates against a plain loop, their joint law against simulation, and the promise of all procedures by simulation."""
+"""Exact tests and gates: against plain loops, scipy and MAPIE; their joint law and the promise of all procedures by
+simulation."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
+from fractions import Fraction
+from math import ceil, comb
 from statistics import NormalDist
 from typing import Any
 
@@ -11,7 +15,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mapie.risk_control import BinaryClassificationController
 from numpy.typing import NDArray
+from scipy.stats import binomtest
 
 from semgrad_guard.calibration import calibrate, gates
 
@@ -183,3 +189,121 @@ def test_a_calibration_states_its_procedure_and_assumption() -> None:
         made = calibrate(list(rng.random(n)), [True] * n, alpha=ALPHA, delta=DELTA)
         assert (made.procedure, made.assumption) == (procedure, gates.ASSUMPTIONS[made.procedure])
     assert "all answers are wrong at a rate of at least alpha" in made.assumption
+
+
+# Binomial statements: against brute force in rational arithmetic, and against scipy's own exact interval.
+
+
+def exact_tail(wrong: int, answered: int, alpha: Fraction) -> Fraction:
+    """P(at most `wrong` errors), summed term by term."""
+    return sum(
+        (comb(answered, k) * alpha**k * (1 - alpha) ** (answered - k) for k in range(wrong + 1)), start=Fraction(0)
+    )
+
+
+@pytest.mark.parametrize("alpha", [Fraction(1, 20), Fraction(1, 5), Fraction(1, 2), Fraction(9, 10)])
+@pytest.mark.parametrize("answered", [0, 1, 2, 7, 30, 61])
+def test_p_values_are_the_exact_tail(alpha: Fraction, answered: int) -> None:
+    wrong = list(range(answered + 1))
+    found = gates.p_values(wrong, [answered] * len(wrong), alpha=float(alpha))
+    expected = [float(exact_tail(k, answered, alpha)) for k in wrong]
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    assert found[-1] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("wrong", "answered"), [(0, 1), (0, 22), (3, 22), (21, 22), (22, 22), (17, 400)])
+@pytest.mark.parametrize("delta", [0.01, 0.1, 0.5])
+def test_upper_bound_is_scipys_exact_interval(wrong: int, answered: int, delta: float) -> None:
+    interval = binomtest(wrong, answered, alternative="less").proportion_ci(1 - delta, method="exact")
+    assert gates.upper_bound(wrong, answered, delta=delta) == pytest.approx(interval.high, rel=1e-9)
+
+
+def test_upper_bound_of_nothing_is_one() -> None:
+    assert gates.upper_bound(0, 0, delta=0.1) == 1.0
+
+
+@given(
+    st.integers(1, 200).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))),
+    st.floats(0.01, 0.99),
+    st.floats(0.01, 0.99),
+)
+def test_bound_within_alpha_exactly_where_the_test_rejects(counts: tuple[int, int], alpha: float, delta: float) -> None:
+    wrong, answered = counts
+    p_value = float(gates.p_values(wrong, answered, alpha=alpha))
+    bound = gates.upper_bound(wrong, answered, delta=delta)
+    if abs(p_value - delta) > 1e-9 and abs(bound - alpha) > 1e-9:
+        assert (p_value <= delta) == (bound <= alpha)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "delta", "fewest"), [(0.1, 0.1, 22), (0.2, 0.1, 11), (0.05, 0.05, 59), (0.5, 0.25, 2), (0.9, 0.9, 1)]
+)
+def test_fewest_answers(alpha: float, delta: float, fewest: int) -> None:
+    assert gates.fewest_answers(alpha=alpha, delta=delta) == fewest
+    assert gates.p_values(0, fewest, alpha=alpha) <= delta
+    assert fewest == 1 or gates.p_values(0, fewest - 1, alpha=alpha) > delta
+
+
+def test_fewest_answers_for_an_absurdly_small_alpha_is_finite() -> None:
+    assert gates.fewest_answers(alpha=5e-324, delta=0.1) >= 10**17
+
+
+@pytest.mark.parametrize(("answered", "most"), [(21, -1), (22, 0), (38, 1), (66, 3)])
+def test_most_errors(answered: int, most: int) -> None:
+    assert gates.most_errors(answered, alpha=0.1, delta=0.1) == most
+
+
+# The walk over gates against MAPIE's fixed-sequence test of the same thresholds.
+
+
+A_QUARTER, AN_EIGHTH = 0.25, 0.125  # exact in binary, so that MAPIE's 1 - (1 - delta) is delta itself
+
+
+def mapie_accepts(
+    scores: NDArray[np.float64], wrong: NDArray[np.bool_], grid: NDArray[np.float64]
+) -> tuple[set[int], NDArray[np.float64]]:
+    """The places of the thresholds that MAPIE's fixed sequence accepts, and its p-values along `grid`."""
+
+    def certainty(x: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.stack([x, 1 - x], axis=1)
+
+    controller = BinaryClassificationController(
+        certainty,
+        "precision",
+        target_level=1 - A_QUARTER,
+        confidence_level=1 - AN_EIGHTH,
+        list_predict_params=(1 - grid)[::-1],
+        fwer_method="fixed_sequence",
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        controller.calibrate(scores, (~wrong).astype(int))
+    kept = set((1 - grid).tolist()) & set(controller.valid_predict_params.tolist())
+    return {at for at, threshold in enumerate((1 - grid).tolist()) if threshold in kept}, controller.p_values[::-1, 0]
+
+
+def test_the_walk_equals_mapie() -> None:
+    """In sixty sets; where MAPIE rounds, it may be more cautious. Most are free of that, and accept some gates."""
+    equal = some = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(60, gates.ENOUGH_TO_LOOK_AHEAD))
+        scores = rng.integers(0, 1024, n) / 1024
+        wrong = rng.random(n) < rng.choice([0.4, 0.6, 0.9]) * scores
+        walk = gates.walk(scores, wrong, alpha=A_QUARTER, delta=AN_EIGHTH)
+        grid = np.array(walk.thresholds)
+        theirs, their_p = mapie_accepts(scores, wrong, grid)
+        answered = np.array([(scores <= t).sum() for t in grid])
+        errors = np.array([wrong[scores <= t].sum() for t in grid])
+        my_p = gates.p_values(errors, answered, alpha=A_QUARTER)
+        # MAPIE rounds n * (1 - correct / n) up: a float error there counts one error more
+        rounded = np.array([ceil(m * (1 - (m - k) / m)) > k for m, k in zip(answered, errors, strict=True)])
+        np.testing.assert_allclose(their_p[~rounded], my_p[~rounded], rtol=1e-9)
+        assert (their_p >= my_p * (1 - 1e-9)).all()
+        accepted = set() if walk.accepted is None else set(range(walk.accepted + 1))
+        assert theirs <= accepted
+        assert theirs == accepted or rounded.any()
+        equal += theirs == accepted
+        some += 0 < len(accepted) < len(grid)
+    assert equal >= 45
+    assert some >= 20

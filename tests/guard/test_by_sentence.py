@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy, calibrate
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
-from semgrad_guard.decision_log.decision_log import DecisionLog
-from semgrad_guard.errors import BindingMismatchError, InputError, LowConfidenceError
+from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import GreatestEntropy, MaxProbability, ParaGrad, SemanticEntropy
-from semgrad_guard.guard import undecided
-from semgrad_guard.guard.policy import Terms, settle
+from semgrad_guard.guard.decision import settle
+from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.sentences import watched_score
+from semgrad_guard.guard.verdicts import undecided
 from semgrad_guard.records import SentenceVerdict, Verdict
 from semgrad_guard.settings import CLOSING_LINE
 
@@ -73,12 +72,7 @@ def test_a_part_is_delivered(on_doubt: Any, scores: tuple[float | None, ...], te
 
 @pytest.mark.parametrize(
     ("on_doubt", "scores", "expected"),
-    [
-        ("stop", (3, 0, 5), 3),
-        ("drop", (3, 0, 2), 2),
-        ("drop", (None, 0, 5), 5),
-        ("stop", (), 7),
-    ],
+    [("stop", (3, 0, 5), 3), ("drop", (3, 0, 2), 2), ("drop", (None, 0, 5), 5), ("stop", (), 7)],
 )
 def test_drift_compares_the_score_that_a_calibration_keeps(
     on_doubt: Any, scores: tuple[float | None, ...], expected: float
@@ -148,20 +142,6 @@ def test_every_sentence_has_a_score(language_model: LanguageModel, estimator: An
     assert [sentence.leans_on for sentence in verdict.sentences] == [None, 0, None]
     assert sum(sentence.tokens for sentence in verdict.sentences) == verdict.details.scored_tokens
     assert all("gnll" in sentence.scores for sentence in verdict.sentences)
-
-
-def test_a_guard_delivers_up_to_the_first_doubt(language_model: LanguageModel, tmp_path: Any) -> None:
-    first, second, third = (s.uncertainty for s in guard(language_model, 1e9)("q").sentences)
-    assert first is not None
-    with DecisionLog(tmp_path / "log.db") as log:
-        below = guard(language_model, math.nextafter(min(first, second or 0, third or 0), 0), log=log)
-        assert (below("q").text, actions(below("q"))) == ("I don't know.", "stop stop stop")
-    found = [guard(language_model, first, on_doubt="stop").batch(["q", "r"])[0], guard(language_model, first)("q")]
-    assert all(verdict.text.startswith("Tea is old. ") for verdict in found)
-    stream = guard(language_model, first).stream("q")
-    assert "".join(stream) == stream.verdict.text == found[1].text
-    with pytest.raises(LowConfidenceError):
-        guard(language_model, below.policy.threshold or 0, mode="raise")("q")
 
 
 def test_scores_by_sentence_are_bound(language_model: LanguageModel) -> None:

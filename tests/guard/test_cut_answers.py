@@ -12,8 +12,8 @@ from semgrad_guard.adapters.examples import ExampleCalibration
 from semgrad_guard.calibration import Binding
 from semgrad_guard.engine.sentences import is_unfinished
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard.cut_answers import FIRST_SENTENCE, LATER, why_unscored
-from semgrad_guard.guard.policy import Terms, settle
+from semgrad_guard.guard.decision import FIRST_SENTENCE, LATER, settle, why_unscored
+from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.verdicts import RecordedDraft
 from semgrad_guard.questions.answered import Answer, AnsweredSentence, AnswerScore
 from semgrad_guard.records import SentenceVerdict, ToolCall
@@ -141,7 +141,7 @@ def test_a_chains_calibration_has_the_rule_too(
     made = ExampleCalibration(examples, "exact-match", alpha=0.3, delta=0.3, on_cut=rule)(rows)
     assert (made.n, made.n_unscored, made.binding and made.binding.on_cut) == (60, unscored, rule)
     assert "20 of 60 answers were cut off by max_tokens, 5 of them wrong: raise it." in caplog.text
-    with pytest.raises(InputError, match="on_cut is"):
+    with pytest.raises(InputError, match="on_cut must be"):
         ExampleCalibration(examples, "exact-match", alpha=0.3, delta=0.3, on_cut="drop")
 
 

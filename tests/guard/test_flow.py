@@ -16,27 +16,13 @@ from hypothesis import strategies as st
 
 from semgrad_guard import Policy, ToolCall, Verdict
 from semgrad_guard.errors import DeadlineExceededError, InputError, LowConfidenceError
-from semgrad_guard.guard import (
-    Draft,
-    Iterated,
-    Mode,
-    Outcome,
-    Refusal,
-    Reply,
-    Terms,
-    Work,
-    adrive,
-    answers,
-    arun_stream,
-    current_recorder,
-    one,
-    record_draft,
-    recording,
-    run_stream,
-    settle,
-    streamed,
-    unscored,
-)
+from semgrad_guard.guard.decision import settle
+from semgrad_guard.guard.flow import Draft, Outcome, Refusal, Reply, answers, one
+from semgrad_guard.guard.policy import Terms
+from semgrad_guard.guard.streams import Iterated, arun_stream, run_stream, streamed
+from semgrad_guard.guard.timing import Work, adrive
+from semgrad_guard.guard.verdicts import current_recorder, record_draft, recording, unscored
+from semgrad_guard.settings import Mode
 from tests.guard.routed import run
 from tests.steps import LIMIT
 
@@ -367,22 +353,21 @@ def test_calls_without_text_are_no_empty_answer() -> None:
     assert settle(calls, Terms(policy=EVERYTHING)).kind == "deliver"
 
 
-@pytest.mark.parametrize("reply", ["", scored(0.0, " ")])
-def test_an_empty_answer_of_a_target_is_not_delivered(reply: Any) -> None:
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        ("", "is empty"),
+        (scored(0.0, " "), "is empty"),
+        ("Lima \ud83d", "lone surrogate"),
+        (scored(0.0, "Lima \udc00."), "lone surrogate"),
+    ],
+)
+def test_a_targets_answer_that_nobody_can_read_is_not_delivered(reply: Any, why: str) -> None:
     source = Source(2.0, reply=reply)
     terms = Terms(policy=Policy(threshold=THRESHOLD), can_escalate=True, abstain_message="no")
     outcome = one(run(terms, source.drafts, source.ask))
     assert (outcome.verdict.text, outcome.verdict.action, outcome.answer) == ("no", "abstain", None)
-    assert outcome.verdict.reason == "the escalation target's answer is empty"
-
-
-@pytest.mark.parametrize("reply", ["Lima \ud83d", scored(0.0, "Lima \udc00.")])
-def test_an_answer_of_a_target_that_no_record_can_hold_is_not_delivered(reply: Any) -> None:
-    source = Source(2.0, reply=reply)
-    terms = Terms(policy=Policy(threshold=THRESHOLD), can_escalate=True, abstain_message="no")
-    outcome = one(run(terms, source.drafts, source.ask))
-    assert (outcome.verdict.text, outcome.verdict.action, outcome.answer) == ("no", "abstain", None)
-    assert "surrogate" in (outcome.verdict.reason or "")
+    assert why in (outcome.verdict.reason or "")
     assert outcome.verdict.model_dump_json()
 
 
@@ -394,3 +379,19 @@ def test_a_recorder_ends_with_its_run() -> None:
     left_behind.run(record)
     outcome = one(left_behind.run(run, Terms(policy=Policy(threshold=0)), Source(2.0).drafts, Source(2.0).ask))
     assert (outcome.verdict.action, recorder.drafts) == ("abstain", [])
+
+
+REFUSED = Verdict.of(
+    status="scored", action="abstain", text="Nur-Sultan", estimator="hybridgrad", model="m", reason="too high"
+)
+
+
+@pytest.mark.parametrize("draft", ["Nur-Sultan", "", None])
+def test_the_message_names_the_draft_where_there_is_one(draft: str | None) -> None:
+    error = LowConfidenceError(REFUSED, draft=draft, advice="Ask again.")
+    assert (error.verdict.text, error.verdict.draft) == ("", draft)
+    assert ("withheld answer" in str(error)) is bool(draft)
+    assert "too high (decision: abstain)" in str(error)
+    assert str(error).endswith("Ask again.")
+    assert "Nur-Sultan" not in str(error)
+    assert REFUSED.text == "Nur-Sultan"

@@ -7,6 +7,7 @@ import json
 import pickle
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +26,10 @@ from semgrad_guard import (
     Verdict,
     calibrate,
 )
+from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.guard.question import Router
+from semgrad_guard.guard.verdicts import unscored
 from tests.engine.chat_templates import template
 
 from .routed import routed
@@ -283,3 +287,23 @@ def test_a_live_answer_shows_no_call_of_a_tool(make_language_model: Callable[...
     stream = routed(model, ALL, options=options, mode="annotate").stream("Paint it.", tools=[paint])
     assert "".join(stream) == "Sure."
     assert (stream.verdict.text, [one.name for one in stream.verdict.tool_calls]) == ("Sure.", ["paint"])
+
+
+def test_a_router_goes_to_another_process_with_its_log_and_its_monitor(tmp_path: Path) -> None:
+    """The log is opened there, and the monitor continues there."""
+    calibration = calibrate([i / 99 for i in range(99)], [True] * 99, alpha=0.1, delta=0.1)
+    with DecisionLog(tmp_path / "log.db") as log:
+        monitor = DriftMonitor(calibration)
+        monitor.add(0.5)
+        router = Router(Policy.from_calibration(calibration), log=log, monitor=monitor)
+        assert copy.deepcopy(router) is router
+        other: Router = pickle.loads(pickle.dumps(router))  # noqa: S301 - our own
+        assert other == router
+        assert other.terms.log is not None
+        assert other.terms.log.write(unscored("text", reason="none")) is not None
+        assert log.flush()
+        assert len(log.database.decisions()) == 1
+        assert other.terms.monitor is not None
+        assert other.terms.monitor.add(0.5).n == 2
+        assert monitor.report().n == 1
+        other.terms.log.close()  # type: ignore[attr-defined]

@@ -13,7 +13,11 @@ from semgrad_guard.engine.answers import batch
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.errors import AnswerFailedError, AnswerInterruptedError, LowConfidenceError
 from semgrad_guard.estimators import GreatestEntropy, MaxProbability, ParaGrad
-from semgrad_guard.guard import Draft, SentencePiece, Terms, Work, run_stream, streamed, unscored
+from semgrad_guard.guard.flow import Draft
+from semgrad_guard.guard.policy import Terms
+from semgrad_guard.guard.streams import SentencePiece, run_stream, streamed
+from semgrad_guard.guard.timing import Work
+from semgrad_guard.guard.verdicts import unscored
 from semgrad_guard.records import SentenceVerdict, Verdict
 from semgrad_guard.settings import CLOSING_LINE
 from tests.fixed_model import PIECES, TEXT, FixedModel
@@ -92,10 +96,7 @@ def test_stop_ends_the_model_behind_the_doubtful_sentence(model: FixedModel) -> 
     assert stream.verdict.draft == "Tea is old. Milk is hot!"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"mode": "raise"}, {"by": "answer"}],
-)
+@pytest.mark.parametrize("changes", [{"mode": "raise"}, {"by": "answer"}])
 def test_other_answers_leave_as_a_whole(model: FixedModel, changes: dict[str, Any]) -> None:
     assert list(guard(model, 1e9, **changes).stream("q")) == [TEXT]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard import Calibration, GenerationOptions, Guard, LanguageModel, Message, Policy, calibrate
-from semgrad_guard.guard import binding_of, recording
+from semgrad_guard.guard.verdicts import binding_of, recording
 from semgrad_guard.pocket import CALIBRATION_PATH
 from semgrad_guard.records import in_context
 

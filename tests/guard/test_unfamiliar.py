@@ -8,9 +8,10 @@ import pytest
 
 from semgrad_guard.calibration import Binding, Calibration, DriftMonitor, calibrate
 from semgrad_guard.errors import AnswerFailedError, BindingMismatchError, InputError
-from semgrad_guard.guard import Draft, Paused, Policy, Reply, Terms, one, unscored
-from semgrad_guard.guard.policy import decide
-from semgrad_guard.guard.verdicts import escalated, undecided
+from semgrad_guard.guard.decision import decide
+from semgrad_guard.guard.flow import Draft, Paused, Reply, one
+from semgrad_guard.guard.policy import Policy, Terms
+from semgrad_guard.guard.verdicts import escalated, undecided, unscored
 from semgrad_guard.records import PromptForm, Verdict
 from tests.guard.routed import run
 
@@ -39,44 +40,29 @@ def decided(policy: Policy, at: PromptForm | None, *, uncertainty: float | None 
     return decide(draft(uncertainty), policy, can_escalate=target, prompt=at)
 
 
-def test_only_a_familiar_prompt_is_promised() -> None:
-    policy = Policy.from_calibration(calibrated())
-    usual, strange, unknown = decided(policy, USUAL), decided(policy, STRANGE), decided(policy, None)
-    assert (usual.action, usual.promised, usual.details.familiar, usual.details.unfamiliar) == (
-        "answer",
-        True,
-        True,
-        (),
-    )
-    assert (strange.action, strange.promised, strange.details.familiar) == ("answer", False, False)
-    assert "begins with a turn of the role system" in strange.details.unfamiliar[0]
-    assert (unknown.action, unknown.promised, unknown.details.unfamiliar) == (
-        "answer",
-        False,
-        ("the prompt is not known",),
-    )
-    assert strange.reason is None  # it is delivered
+@pytest.mark.parametrize("rule", ["threshold", "abstain"])
+@pytest.mark.parametrize("on_unscored", ["abstain", "answer"])
+@pytest.mark.parametrize("target", [False, True])
+@pytest.mark.parametrize("at", [USUAL, STRANGE, None], ids=["usual", "strange", "unknown"])
+def test_the_rule_decides_and_only_a_familiar_prompt_is_promised(
+    rule: Any, on_unscored: Any, target: bool, at: PromptForm | None
+) -> None:
+    policy = Policy.from_calibration(calibrated(), on_unfamiliar=rule, on_unscored=on_unscored)
+    by_score = {1.0: "answer", 200.0: "escalate" if target else "abstain", None: on_unscored}
+    for uncertainty, action in by_score.items():
+        found = decided(policy, at, uncertainty=uncertainty, target=target)
+        assert found.action == (action if at is USUAL or rule == "threshold" else "abstain")
+        assert found.promised is (at is USUAL and uncertainty == 1.0)
+        assert found.details.familiar is (at is USUAL)
+        assert (found.reason is None) is (found.action == "answer")
 
 
-@pytest.mark.parametrize(
-    ("rule", "target", "action"),
-    [
-        ("threshold", False, "answer"),
-        ("threshold", True, "answer"),
-        ("abstain", False, "abstain"),
-        ("abstain", True, "abstain"),
-    ],
-)
-@pytest.mark.parametrize("at", [STRANGE, None], ids=["strange", "unknown"])
-def test_the_rule_decides_about_unfamiliar_prompts(rule: Any, target: bool, action: str, at: PromptForm | None) -> None:
-    policy = Policy.from_calibration(calibrated(), on_unfamiliar=rule)
-    found = decided(policy, at, target=target)
-    assert (found.action, found.promised) == (action, False)
-    assert found.reason == (
-        None if action == "answer" else "the prompt is unlike those that the calibration was made on"
-    )
-    usual = decided(policy, USUAL, target=target)
-    assert (usual.action, usual.promised) == ("answer", True)
+def test_it_is_said_what_is_unfamiliar() -> None:
+    policy = Policy.from_calibration(calibrated(), on_unfamiliar="abstain")
+    assert decided(policy, USUAL).details.unfamiliar == ()
+    assert "begins with a turn of the role system" in decided(policy, STRANGE).details.unfamiliar[0]
+    assert decided(policy, None).details.unfamiliar == ("the prompt is not known",)
+    assert decided(policy, None).reason == "the prompt is unlike those that the calibration was made on"
 
 
 OPTIONS = [{"settings": {"dtype": "float32", "temperature": 0.5}}, {"prompt_template": "chat@tools"}]
@@ -130,24 +116,6 @@ def test_an_answer_that_a_target_pauses_is_counted_once() -> None:
     assert monitor.report().answers == 0
     assert one(run(terms, lambda: [Draft(draft(), None)], lambda _: [Reply("later")])).verdict.details.drift is False
     assert monitor.report().answers == 1
-
-
-@pytest.mark.parametrize("rule", ["threshold", "abstain"])
-@pytest.mark.parametrize("uncertainty", [200.0, None])
-def test_an_unsure_or_unscored_answer_is_never_let_through(rule: Any, uncertainty: float | None) -> None:
-    policy = Policy.from_calibration(calibrated(), on_unfamiliar=rule)
-    for at in (USUAL, STRANGE, None):
-        found = decided(policy, at, uncertainty=uncertainty)
-        assert (found.action, found.promised) == ("abstain", False)
-
-
-def test_an_unscored_answer_that_is_let_through_is_not_promised() -> None:
-    policy = Policy.from_calibration(calibrated(), on_unscored="answer", on_unfamiliar="abstain")
-    assert (decided(policy, USUAL, uncertainty=None).action, decided(policy, USUAL, uncertainty=None).promised) == (
-        "answer",
-        False,
-    )
-    assert decided(policy, STRANGE, uncertainty=None).action == "abstain"
 
 
 def test_a_calibration_without_a_shape_gives_a_threshold_and_promises_nothing() -> None:

@@ -24,10 +24,7 @@ SCENARIOS: dict[str, tuple[list[list[Call]], list[str]]] = {
     "doubtful": ([[pay("Ann", DOUBTFUL)]], []),
     "without a score": ([[pay("Ann", None)]], []),
     "each by itself": ([[pay("Ann"), pay("Bob", DOUBTFUL), CLOCK]], ["Ann", "clock"]),
-    "written again, twenty times": (
-        [[pay("Bob", DOUBTFUL)], *([pay(f"Bob{number}")] for number in range(20))],
-        [],
-    ),
+    "written again, twenty times": ([[pay("Bob", DOUBTFUL)], *([pay(f"Bob{number}")] for number in range(20))], []),
     "a result next to the block": ([[pay("Bob", DOUBTFUL), CLOCK], [pay("Bob")]], ["clock"]),
     "a later result": ([[pay("Bob", DOUBTFUL)], [CLOCK], [pay("Ann")]], ["clock", "Ann"]),
     "twice the same": ([[pay("Ann")], [pay("Ann", DOUBTFUL)]], ["Ann"]),

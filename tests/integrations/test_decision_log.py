@@ -10,11 +10,12 @@ import pytest
 from llama_index.core import Document, SummaryIndex
 
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback
+from langchain_semgrad_guard import guarded as chain_of_questions
 from llama_index_semgrad_guard import SemGradLLM
 from llama_index_semgrad_guard import UncertaintyRouterCallback as LlamaIndexRouter
 from llama_index_semgrad_guard import guarded as guarded_engine
 from semgrad_guard import LanguageModel, Policy
-from semgrad_guard.guard import DecisionSink
+from semgrad_guard.decision_log.entries import DecisionSink
 
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
@@ -32,6 +33,11 @@ def routed(model: LanguageModel, log: DecisionSink) -> Any:
     return ChatSemGrad.from_model(model, max_tokens=4).invoke("question", {"callbacks": [router]}).response_metadata
 
 
+def guarded_chain(model: LanguageModel, log: DecisionSink) -> Any:
+    own = chat(model, log)
+    return chain_of_questions(own | (lambda message: message.text) | own, own.router)
+
+
 def llm(model: LanguageModel, log: DecisionSink) -> SemGradLLM:
     return SemGradLLM.from_model(model, max_tokens=4, router=LlamaIndexRouter(NONE, log=log))
 
@@ -46,6 +52,7 @@ DOORS: dict[str, Callable[[LanguageModel, DecisionSink], Any]] = {
     "field": lambda model, log: chat(model, log).invoke("question").response_metadata,
     "stream": lambda model, log: list(chat(model, log).stream("question"))[-1].response_metadata,
     "config": routed,
+    "guarded chain": lambda model, log: guarded_chain(model, log).invoke("question").response_metadata,
     "llm": lambda model, log: llm(model, log).complete("question").raw,
     "engine": lambda model, log: guarded(model, log, "as_query_engine").query("question").metadata,
     "chat engine": lambda model, log: guarded(model, log, "as_chat_engine").chat("question").metadata,

@@ -48,7 +48,7 @@ def require_alone(model: LanguageModel, wanted: AnswerRequest, drafts: Sequence[
         options = replace(wanted.options, seed=seed, grammar=wanted.form.grammar(model))
         answerer = Answerer(model, HybridGrad(), options=options)
         with model.turn:  # within it, in a run of its own
-            [single] = answerer.drafts([wanted.conversation])
+            [single] = answerer.drafting([wanted.conversation]).call()
         generation, verdict = single.answer, single.verdict
         expected = (generation.text, generation.finish_reason, generation.completion_tokens, generation.cut)
         answer = draft.answer

@@ -11,7 +11,7 @@ from semgrad_guard.engine.answers.writing import BatchRequest
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import UnsupportedModelError
 from semgrad_guard.guard import Answerer, Draft
-from semgrad_guard.guard.familiarity import judged_by
+from semgrad_guard.guard.policy import judged_by
 from semgrad_guard.loading import load_estimator
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import Answer

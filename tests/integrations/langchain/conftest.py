@@ -9,7 +9,7 @@ from langchain_semgrad_guard import ChatSemGrad
 from semgrad_guard import LanguageModel
 from tests.random_llama import CALLS
 
-from .support import QUESTION, ROUTES, Route, save_tiny
+from .support import QUESTION, ROUTES, RUNS, Route, Run, save_tiny
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +50,12 @@ def draft(language_model: LanguageModel) -> str:
     text = ChatSemGrad.from_model(language_model, max_tokens=12).invoke(QUESTION).text
     assert len(text) >= 8, "the draft must be long enough to be recognised where it leaks"
     return text
+
+
+@pytest.fixture(params=RUNS)
+def run(request: pytest.FixtureRequest) -> Run:
+    """One way to run a graph."""
+    return RUNS[request.param]
 
 
 @pytest.fixture(params=ROUTES)

@@ -14,10 +14,22 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import Field
 
+from langchain_semgrad_guard import UncertaintyRouterCallback
+from semgrad_guard import Policy
+
 CANARY = "Vienna"
 """The doubtful word: a draft that holds it is not let through."""
 SURE, THRESHOLD = "Ulan Bator", 0.3
 """An answer without doubt, and a threshold between the two."""
+
+WITHHELD = "WITHHELD"
+"""The abstain message of these routers."""
+
+
+def router(escalate_to: Any = None, **options: Any) -> UncertaintyRouterCallback:
+    """Rules that let through what holds no doubtful word."""
+    return UncertaintyRouterCallback(Policy(threshold=THRESHOLD), escalate_to, abstain_message=WITHHELD, **options)
+
 
 Script = str | AIMessage | Callable[[list[BaseMessage]], str | AIMessage]
 

@@ -11,7 +11,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from semgrad_guard import Binding, Policy, calibrate
+from langchain_semgrad_guard import get_verdict
+from semgrad_guard import Binding, Policy, Verdict, calibrate
 from tests.random_llama import merges_of
 
 from .ways import collect
@@ -95,6 +96,21 @@ ROUTES: dict[str, Route] = {
     "astream": lambda model, prompt, config: collect(model.astream(prompt, config)),
 }
 """Every way to get an answer: the pieces it comes in."""
+
+
+def verdict_of(message: Any) -> Verdict:
+    """The verdict that a message carries."""
+    verdict = get_verdict(message)
+    assert verdict is not None
+    return verdict
+
+
+Run = Callable[..., Any]
+RUNS: dict[str, Run] = {
+    "invoke": lambda graph, given, config=None: graph.invoke(given, config),
+    "ainvoke": lambda graph, given, config=None: asyncio.run(graph.ainvoke(given, config)),
+}
+"""The two ways to run a graph."""
 
 
 def text_of(pieces: list[Any]) -> str:

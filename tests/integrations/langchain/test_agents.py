@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -23,31 +22,15 @@ from langchain_semgrad_guard import (
     LowConfidenceError,
     UncertaintyMiddleware,
     UncertaintyRouterCallback,
-    get_verdict,
     withheld_draft,
 )
-from semgrad_guard import Policy
 from semgrad_guard.errors import UnenforcedPolicyError
 
 from .listening import shown
-from .scripted import CANARY, SURE, THRESHOLD, Scripted
-from .support import NOTHING
+from .scripted import CANARY, SURE, WITHHELD, Scripted, router
+from .support import NOTHING, RUNS, verdict_of
 
-WITHHELD = "WITHHELD"
 ASKED: Any = {"messages": [("human", "q")]}
-RUNS: dict[str, Callable[..., Any]] = {
-    "invoke": lambda agent, given, config=None: agent.invoke(given, config),
-    "ainvoke": lambda agent, given, config=None: asyncio.run(agent.ainvoke(given, config)),
-}
-
-
-@pytest.fixture(params=RUNS.values(), ids=RUNS)
-def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    return request.param
-
-
-def router(**options: Any) -> UncertaintyRouterCallback:
-    return UncertaintyRouterCallback(Policy(threshold=THRESHOLD), abstain_message=WITHHELD, **options)
 
 
 ran: list[str] = []
@@ -213,8 +196,7 @@ def test_a_person_decides(review: str, on_error: Any, run: Callable[..., Any]) -
     assert ran == []
     state = run(agent, Command(resume=decision), config)
     assert (texts(state)[-1], ran) == (text, calls)
-    verdict = get_verdict(state["messages"][-1] if not calls else state["messages"][1])
-    assert verdict is not None
+    verdict = verdict_of(state["messages"][-1] if not calls else state["messages"][1])
     assert verdict.promised is False
 
 

@@ -21,13 +21,13 @@ from langchain_semgrad_guard import (
     UncertaintyRouterCallback,
     acalibrate_chain,
     calibrate_chain,
-    get_verdict,
     guarded,
 )
 from semgrad_guard import Calibration, Policy
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 
 from .scripted import CANARY, SURE, Scripted
+from .support import verdict_of
 
 EXAMPLES: list[Any] = [(f"q{number}", [SURE]) for number in range(60)]
 HOW: dict[str, Any] = {"alpha": 0.2, "delta": 0.2, "progress": False}
@@ -58,12 +58,11 @@ def test_answers_are_promised(at_once: int, is_async: bool) -> None:
         calibration = calibrate_chain(chain, EXAMPLES, "contains", **how)
     assert (calibration.n, calibration.n_wrong) == (60, 20)
     router = UncertaintyRouterCallback(Policy.from_calibration(calibration), abstain_message="WITHHELD")
-    verdict = get_verdict(model(router).invoke("q1"))
-    assert verdict is not None
+    verdict = verdict_of(model(router).invoke("q1"))
     assert (verdict.action, verdict.promised) == ("answer", True)
     assert model(router).invoke("q3").text == "WITHHELD"
     within = guarded(model(router), router).invoke("q1")
-    assert get_verdict(within).promised  # type: ignore[union-attr]
+    assert verdict_of(within).promised
 
 
 def test_whole_questions_are_promised() -> None:
@@ -73,8 +72,7 @@ def test_whole_questions_are_promised() -> None:
     assert len({(one.threshold, one.n_wrong) for one in calibrations}) == 1
     router = UncertaintyRouterCallback(Policy.from_calibration(calibrations[0]), abstain_message="WITHHELD")
     chain = guarded(twice(model(router)), router)
-    verdict = get_verdict(chain.invoke("q1"))
-    assert verdict is not None
+    verdict = verdict_of(chain.invoke("q1"))
     assert (verdict.action, verdict.promised) == ("answer", True)
     assert chain.invoke("q3").text == "WITHHELD"
     again = calibrate_chain(chain, EXAMPLES, "contains", **HOW)
@@ -146,6 +144,5 @@ def test_the_embedded_model(estimator: Any, tmp_path: Path) -> None:
     calibration = calibrate_chain(chain, examples, "contains", **how, estimator=estimator, max_concurrency=8)
     calibration.save(tmp_path / "calibration.json")
     policy = Policy.from_calibration(Calibration.load(tmp_path / "calibration.json"))
-    verdict = get_verdict((prompt | ChatSemGrad(router=UncertaintyRouterCallback(policy))).invoke({"land": "France"}))
-    assert verdict is not None
+    verdict = verdict_of((prompt | ChatSemGrad(router=UncertaintyRouterCallback(policy))).invoke({"land": "France"}))
     assert (verdict.action, verdict.promised) == ("answer", calibration.threshold is not None)

@@ -123,11 +123,7 @@ def test_what_cannot_be_promised_is_refused(question: Any, options: Any, words: 
 
 @pytest.mark.parametrize(
     ("model", "question"),
-    [
-        (Told(), Noul(instructions="Is this call risky? ")),
-        (Told(), ROUTE),
-        (Told(version="told-2"), RISKY),
-    ],
+    [(Told(), Noul(instructions="Is this call risky? ")), (Told(), ROUTE), (Told(version="told-2"), RISKY)],
 )
 def test_another_question_or_version_is_refused(model: Told, question: Any) -> None:
     guarded = CalibratedDecisions(decisions=model, decided=(rule(),))

@@ -9,21 +9,22 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.tools import tool
 from pydantic import BaseModel
 
-from langchain_semgrad_guard import GuardedChatModel, LowConfidenceError, UncertaintyRouterCallback, get_verdict
+from langchain_semgrad_guard import GuardedChatModel, LowConfidenceError, UncertaintyRouterCallback
 from semgrad_guard import Calibration, Policy, Verdict
 from semgrad_guard.engine.fields import fields_of
 from semgrad_guard.estimators import GreedyNLL
-from semgrad_guard.guard import calibrate_fields, recording
-from semgrad_guard.guard.parts import allows_null, without_values
+from semgrad_guard.guard.parts import allows_null, calibrate_fields, without_values
+from semgrad_guard.guard.verdicts import recording
 from semgrad_guard.records import FieldVerdict
 
+from .listening import Ear
 from .scripted import Scripted
+from .support import verdict_of
 from .ways import collect
 
 
@@ -57,16 +58,14 @@ def answering(message: AIMessage, **options: Any) -> GuardedChatModel:
 def test_values_of_a_served_answer() -> None:
     text = json.dumps({"name": "Xanten", "country": "Germany"})
     message = AIMessage(text, response_metadata={"logprobs": reported(text, "X")})
-    verdict = get_verdict(answering(message).bind(response_format=FORM).invoke("q"))
-    assert verdict is not None
+    verdict = verdict_of(answering(message).bind(response_format=FORM).invoke("q"))
     assert [(one.path, one.nullable) for one in verdict.fields] == [(("name",), False), (("country",), True)]
     first, second = (one.uncertainty for one in verdict.fields)
     assert first is not None
     assert second is not None
     assert first > 4 > 1 > second
     assert "Xanten" not in json.dumps(verdict.metadata())
-    plain = get_verdict(answering(message).invoke("q"))
-    assert plain is not None
+    plain = verdict_of(answering(message).invoke("q"))
     assert plain.fields == ()
 
 
@@ -76,8 +75,7 @@ def test_calls_of_a_served_answer() -> None:
     calls: Any = [{"name": "book", "args": one, "id": f"c{n}"} for n, one in enumerate(args)]
     raw = "\n".join(f"<tool_call>{json.dumps({'name': 'book', 'arguments': one})}</tool_call>" for one in args[:2])
     message = AIMessage("", tool_calls=calls, response_metadata={"logprobs": reported(raw, "X")})
-    verdict = get_verdict(answering(message).bind_tools([book]).invoke("q"))
-    assert verdict is not None
+    verdict = verdict_of(answering(message).bind_tools([book]).invoke("q"))
     sure, doubtful, unseen = (one.uncertainty for one in verdict.calls)
     assert sure is not None
     assert doubtful is not None
@@ -129,19 +127,6 @@ def test_where_a_schema_allows_null(path: tuple[str | int, ...], allowed: bool) 
 # Decisions about values.
 
 
-def listening(events: list[str]) -> BaseCallbackHandler:
-    """A handler that keeps all that it hears."""
-
-    class Keeping(BaseCallbackHandler):
-        def on_llm_end(self, response: Any, **_: Any) -> None:
-            events.append(response.model_dump_json())
-
-        def on_llm_new_token(self, token: str, **_: Any) -> None:
-            events.append(token)
-
-    return Keeping()
-
-
 def drafted(number: int, doubts: str) -> AIMessage:
     """A city and its country, one of them doubtful ("X"), as a message."""
     text = json.dumps({"name": f"{'X' if 'n' in doubts else 'a'}{number}", "country": "X" if "c" in doubts else "b"})
@@ -179,20 +164,25 @@ def extracting(by_field: Calibration, message: AIMessage, **options: Any) -> Gua
     return GuardedChatModel(Scripted(script=message, logprobs=None), router, estimator=GreedyNLL())
 
 
-def test_null_stands_where_a_value_is_withheld(by_field: Calibration) -> None:
-    events: list[str] = []
-    guard = extracting(by_field, drafted(7, "c"))
-    message = guard.bind(response_format=form_of(Cities)).invoke("city 7", {"callbacks": [listening(events)]})
-    assert json.loads(message.text) == {"name": "a7", "country": None}
-    verdict = get_verdict(message)
-    assert verdict is not None
-    assert [one.action for one in verdict.fields] == ["deliver", "null"]
-    assert verdict.action == "answer"
-    assert verdict.promised
-    assert "X" not in message.model_dump_json()
-    assert "X" not in "".join(events)
-    parsed = PydanticOutputParser(pydantic_object=Cities).invoke(message)
-    assert parsed == Cities(name="a7", country=None)
+@pytest.mark.parametrize(
+    ("doubts", "mode", "country", "actions"),
+    [
+        ("c", "enforce", None, ["deliver", "null"]),
+        ("c", "annotate", "X", ["deliver", "null"]),
+        ("", "enforce", "b", ["deliver", "deliver"]),
+    ],
+)
+def test_null_stands_where_a_value_is_withheld(
+    by_field: Calibration, doubts: str, mode: Any, country: str | None, actions: list[str]
+) -> None:
+    ear, guard = Ear(), extracting(by_field, drafted(7, doubts), mode=mode)
+    message = guard.bind(response_format=form_of(Cities)).invoke("city 7", {"callbacks": [ear]})
+    assert PydanticOutputParser(pydantic_object=Cities).invoke(message) == Cities(name="a7", country=country)
+    verdict = verdict_of(message)
+    assert ([one.action for one in verdict.fields], verdict.action) == (actions, "answer")
+    assert (verdict.promised, verdict.details.enforced) == (True, mode == "enforce")
+    assert ('"X' in message.text) is (country == "X")
+    assert any('"X' in event or '\\"X' in event for event in ear.events) is (country == "X")
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -209,22 +199,6 @@ def test_a_value_that_is_owed_withholds_the_answer(by_field: Calibration, doubts
     with pytest.raises(LowConfidenceError) as caught:
         extracting(by_field, drafted(7, doubts)).bind(response_format=form_of(schema)).invoke("city 7")
     assert "X7" not in str(caught.value)
-
-
-def test_an_answer_without_doubt_goes_out_whole(by_field: Calibration) -> None:
-    message = extracting(by_field, drafted(7, "")).bind(response_format=form_of(Cities)).invoke("city 7")
-    assert json.loads(message.text) == {"name": "a7", "country": "b"}
-    assert get_verdict(message).promised  # pyright: ignore[reportOptionalMemberAccess]
-
-
-def test_advice_alters_nothing(by_field: Calibration) -> None:
-    guard = extracting(by_field, drafted(7, "c"), mode="annotate")
-    message = guard.bind(response_format=form_of(Cities)).invoke("city 7")
-    assert json.loads(message.text) == {"name": "a7", "country": "X"}
-    verdict = get_verdict(message)
-    assert verdict is not None
-    assert [one.action for one in verdict.fields] == ["deliver", "null"]
-    assert not verdict.details.enforced
 
 
 def test_an_answer_without_values_is_unscored(by_field: Calibration) -> None:

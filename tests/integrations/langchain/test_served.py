@@ -8,14 +8,15 @@ from contextvars import ContextVar
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.rate_limiters import BaseRateLimiter
 from pydantic import BaseModel
 
-from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback, get_verdict
+from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import AnswerFailedError, BindingMismatchError
 
 from .scripted import CANARY, SURE, THRESHOLD, Scripted
-from .support import QUESTION, Route, metadata_of, policy_for_another_model, text_of
+from .support import QUESTION, Route, metadata_of, policy_for_another_model, text_of, verdict_of
 
 ALL = UncertaintyRouterCallback(Policy(threshold=1e9, on_cut="score"), abstain_message="WITHHELD")
 STRICT = UncertaintyRouterCallback(Policy(threshold=THRESHOLD), abstain_message="WITHHELD")
@@ -69,7 +70,30 @@ def test_the_request_is_never_changed(route: Route) -> None:
     bound = GuardedChatModel(inner.bind(seed=3), STRICT).bind(temperature=0.5)
     bound.invoke(QUESTION)
     assert inner.requests[-1][1] == {"seed": 3, "temperature": 0.5}
+    GuardedChatModel(inner.bind(seed=3), STRICT).bind_tools([Capital]).invoke(QUESTION)
+    (shown,) = inner.requests[-1][1]["tools"]
+    assert (shown["function"]["name"], inner.requests[-1][1]["seed"]) == ("Capital", 3)
     assert inner.model_dump(exclude={"requests", "sent"}) == before
+
+
+class Counting(BaseRateLimiter):
+    """Counts the calls, and holds none up."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        self.asked += 1
+        return True
+
+    async def aacquire(self, *, blocking: bool = True) -> bool:
+        return self.acquire()
+
+
+def test_a_rate_limiter_is_consulted_once_for_each_call(route: Route) -> None:
+    outer, inner = Counting(), Counting()
+    route(GuardedChatModel(Scripted(script=SURE, rate_limiter=inner), STRICT, rate_limiter=outer), QUESTION, {})
+    assert (outer.asked, inner.asked) == (1, 1)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -125,7 +149,6 @@ def test_langsmith_and_opentelemetry_see_the_guard_alone(monkeypatch: pytest.Mon
 def test_the_scorers_score_is_that_of_the_text(language_model: LanguageModel, route: Route) -> None:
     guard = GuardedChatModel(Scripted(script="Some text.", logprobs=None), ALL, scorer=language_model)
     (record,) = metadata_of(route(guard, QUESTION, {}))
-    expected = get_verdict(ChatSemGrad.from_model(language_model).score([HumanMessage(QUESTION)], "Some text."))
-    assert expected is not None
+    expected = verdict_of(ChatSemGrad.from_model(language_model).score([HumanMessage(QUESTION)], "Some text."))
     assert record["uncertainty"] == pytest.approx(expected.uncertainty, rel=1e-6)
     assert record["details"]["settings"]["served"] is True

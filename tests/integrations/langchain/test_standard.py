@@ -121,11 +121,7 @@ class TestTiny(_Knowledge, ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {
-            "model": self.folder,
-            **TOOLED,
-            **BRIEF,
-        }
+        return {"model": self.folder, **TOOLED, **BRIEF}
 
     @property
     def has_structured_output(self) -> bool:

@@ -9,21 +9,18 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.output_parsers import StrOutputParser
+from langchain_core.runnables import ConfigurableField
 
-from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback, get_verdict
+from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback
 from semgrad_guard import LanguageModel, Policy
+from tests.steps import Steps, until_stopped
 
 from .listening import Ear, Tracer
-from .scripted import CANARY, THRESHOLD, Scripted
-from .support import NOTHING, QUESTION, Route, text_of
+from .scripted import CANARY, Scripted, router
+from .support import NOTHING, QUESTION, Route, text_of, verdict_of
 from .ways import PROMPT, STATE, collect, graph_of
 
 SENTENCES = ["Mongolia lies in Asia. ", f"The old capital is {CANARY}. ", "People pay with the tugrik. ", "It is cold."]
-CLOSING = "I am not sure about the rest."
-
-
-def router(**options: Any) -> UncertaintyRouterCallback:
-    return UncertaintyRouterCallback(Policy(threshold=THRESHOLD), abstain_message="WITHHELD", **options)
 
 
 def _chain(model: Any, config: Any) -> list[str]:
@@ -58,13 +55,6 @@ LIVE: dict[str, Callable[[Any, Any], list[str]]] = {
     "graph, async": _agraph,
     "chain": _chain,
 }
-
-
-class Watched(Scripted):
-    """Tells how many words it had sent when a piece of its answer was seen."""
-
-    def words(self) -> int:
-        return sum(word != "closed" for word in self.sent)
 
 
 @pytest.mark.filterwarnings("ignore::langchain_core._api.beta_decorator.LangChainBetaWarning")
@@ -127,9 +117,7 @@ def test_the_record_of_a_stream_is_that_of_the_answer(chat: ChatSemGrad) -> None
         for chunk in model.stream(QUESTION):
             whole = chunk if whole is None else whole + chunk
         assert isinstance(whole, AIMessageChunk)
-        streamed, finished = get_verdict(whole), get_verdict(model.invoke(QUESTION))
-        assert streamed is not None
-        assert finished is not None
+        streamed, finished = verdict_of(whole), verdict_of(model.invoke(QUESTION))
         changes = {"scoring_ms": None, "tier": None}
         assert streamed.revised(**changes) == finished.revised(**changes)
         assert whole.usage_metadata == model.invoke(QUESTION).usage_metadata
@@ -137,7 +125,7 @@ def test_the_record_of_a_stream_is_that_of_the_answer(chat: ChatSemGrad) -> None
 
 def test_local_sentences_are_those_of_the_whole_answer(language_model: LanguageModel) -> None:
     chat = ChatSemGrad.from_model(language_model, by="sentence", on_doubt="drop")
-    scores = [one.uncertainty for one in get_verdict(chat.invoke(QUESTION)).sentences]  # type: ignore[union-attr]
+    scores = [one.uncertainty for one in verdict_of(chat.invoke(QUESTION)).sentences]
     assert scores
     for threshold in sorted(score for score in scores if score is not None):
         rules = UncertaintyRouterCallback(Policy(threshold=threshold))
@@ -149,15 +137,9 @@ def test_local_sentences_are_those_of_the_whole_answer(language_model: LanguageM
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_user_may_turn_streams_off(is_async: bool) -> None:
     model = GuardedChatModel(Scripted(), router(mode="annotate"), streaming=False)
-    for one in (model, model.configurable_fields(timeout=_field()).with_config()):
+    for one in (model, model.configurable_fields(timeout=ConfigurableField(id="timeout")).with_config()):
         chunks = collect(one.astream(QUESTION)) if is_async else list(one.stream(QUESTION))
         assert len([chunk for chunk in chunks if chunk.text]) == 1
-
-
-def _field() -> Any:
-    from langchain_core.runnables import ConfigurableField
-
-    return ConfigurableField(id="timeout")
 
 
 def test_a_cancelled_task_leaves_the_model() -> None:
@@ -178,6 +160,16 @@ def test_a_cancelled_task_leaves_the_model() -> None:
 async def _read(model: Any) -> None:
     async for _ in model.astream(QUESTION):
         pass
+
+
+def test_a_closed_stream_of_a_local_model_frees_its_worker(language_model: LanguageModel) -> None:
+    chat, steps = ChatSemGrad.from_model(language_model, max_tokens=200), Steps(language_model)
+    steps.at(5, until_stopped)
+    stream = chat.stream(QUESTION)
+    next(stream)
+    stream.close()
+    assert steps.in_all() <= 5
+    assert chat.invoke(QUESTION, max_tokens=1).text
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from langchain_core.runnables import RunnableLambda
 from pydantic import BaseModel
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback, get_verdict
+from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback
 from semgrad_guard import LanguageModel
 from semgrad_guard.errors import InputError, LowConfidenceError
 from tests.pairwise import in_turn
 
-from .support import CHATML, EVERYTHING, NOTHING, QUESTION, ROUTES
+from .support import CHATML, EVERYTHING, NOTHING, QUESTION, ROUTES, verdict_of
 
 
 class Wall(BaseModel):
@@ -72,8 +72,7 @@ def test_the_verdict_stands_in_raw(chat: ChatSemGrad, method: Any) -> None:
     found: Any = chat.with_structured_output(Wall, include_raw=True, method=method).invoke(QUESTION)
     _check(found["parsed"])
     assert found["parsing_error"] is None
-    verdict = get_verdict(found["raw"])
-    assert verdict is not None
+    verdict = verdict_of(found["raw"])
     assert verdict.uncertainty is not None
     assert [(one.path, one.nullable) for one in verdict.fields] == [(("colour",), False), (("twice",), False)]
     assert all(one.uncertainty is not None and one.uncertainty > 0 for one in verdict.fields)
@@ -157,7 +156,7 @@ def test_agents_get_their_objects(chat: ChatSemGrad, strategy: str) -> None:
     _check(found["structured_response"])
     answers = [message for message in found["messages"] if isinstance(message, AIMessage)]
     assert [bool(message.tool_calls) for message in answers] == [strategy == "tool"]
-    assert get_verdict(answers[0]) is not None
+    assert verdict_of(answers[0])
 
 
 def test_unknown_options_are_refused(chat: ChatSemGrad) -> None:

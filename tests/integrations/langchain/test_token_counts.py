@@ -66,12 +66,7 @@ def test_a_trimmed_chat_fits(tiny: str, name: str) -> None:
     with pytest.raises(PromptTooLongError):
         chat.invoke(conversation)
     trimmed = trim_messages(
-        conversation,
-        max_tokens=window - 8,
-        token_counter=chat,
-        strategy="last",
-        include_system=True,
-        start_on="human",
+        conversation, max_tokens=window - 8, token_counter=chat, strategy="last", include_system=True, start_on="human"
     )
     assert trimmed[-1] == LONG[-1]
     assert len(with_system) < len(trimmed) < len(conversation)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,16 +80,7 @@ def results(state: Any) -> list[tuple[str, str]]:
     return [(str(m.name), str(m.status)) for m in state["messages"] if isinstance(m, ToolMessage)]
 
 
-RUNS: dict[str, Callable[..., Any]] = {
-    "invoke": lambda agent, given, config=None: agent.invoke(given, config),
-    "ainvoke": lambda agent, given, config=None: asyncio.run(agent.ainvoke(given, config)),
-}
 ASKED: Any = {"messages": [("human", "q")]}
-
-
-@pytest.fixture(params=RUNS.values(), ids=RUNS)
-def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    return request.param
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,20 +17,12 @@ from langchain_semgrad_guard import (
     UncertaintyLangChainTracer,
     UncertaintyRouterCallback,
     UncertaintyTracer,
-    get_verdict,
 )
 from semgrad_guard import LanguageModel
 from semgrad_guard.errors import EmptyPromptError
 from tests.integrations.exported import Exported
 
-from .support import EVERYTHING, NOTHING, QUESTION, Route
-
-ASKED = {"messages": [("human", QUESTION)]}
-Run = Callable[[Any, Any, Any], Any]
-RUNS: dict[str, Run] = {
-    "invoke": lambda agent, given, config: agent.invoke(given, config),
-    "ainvoke": lambda agent, given, config: asyncio.run(agent.ainvoke(given, config)),
-}
+from .support import EVERYTHING, NOTHING, QUESTION, Route, verdict_of
 
 
 class Traced(Exported):
@@ -90,8 +81,7 @@ def test_events_belong_to_their_spans(
     assert [event.event_name for event in events] == ["gen_ai.evaluation.result"] * len(decisions(router))
     assert [event.attributes["gen_ai.evaluation.score.label"] for event in events] == decisions(router)
     assert [event.span_id for event in events] == [span.context.span_id for span in spans]
-    verdict = get_verdict(message)
-    assert verdict is not None
+    verdict = verdict_of(message)
     assert events[0].attributes["gen_ai.evaluation.name"] == "hybridgrad"
     assert events[-1].attributes["gen_ai.response.id"] == message.id
     assert events[0].attributes["gen_ai.evaluation.score.value"] == verdict.uncertainty

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import (
+    ConfigurableField,
     RunnableBranch,
     RunnableConfig,
     RunnableLambda,
@@ -250,24 +252,12 @@ WAYS_OF_MODELS: dict[str, Way] = {
     "bound, streamed": lambda model, config: list(model.bind(stop=["!"]).stream(QUESTION, config)),
     "streaming": lambda model, config: model.model_copy(update={"streaming": True}).invoke(QUESTION, config),
     "configurable": lambda model, config: model.configurable_fields(
-        timeout=_field(), streaming=_field("streaming")
+        timeout=ConfigurableField(id="timeout"), streaming=ConfigurableField(id="streaming")
     ).invoke(QUESTION, {**config, "configurable": {"timeout": 60.0}}),
-    "from another process": lambda model, config: _copied(model).invoke(QUESTION, config),
+    "from another process": lambda model, config: copy.deepcopy(model).invoke(QUESTION, config),
     "messages": lambda model, config: model.invoke([("human", QUESTION), ("ai", "Which?"), ("human", "That.")], config),
 }
 """Those that chat models have besides."""
-
-
-def _field(name: str = "timeout") -> Any:
-    from langchain_core.runnables import ConfigurableField
-
-    return ConfigurableField(id=name)
-
-
-def _copied(model: Any) -> Any:
-    import copy
-
-    return copy.deepcopy(model)
 
 
 def texts_of(answer: Any) -> list[str]:

@@ -7,10 +7,14 @@ from typing import Any
 
 from llama_index.core.base.llms.types import LLMMetadata
 
-from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback
+from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback, get_verdict
+from llama_index_semgrad_guard.llm import A_STRUCTURE
 from llama_index_semgrad_guard.records import Chunk
 from semgrad_guard import LanguageModel, Policy, Verdict
-from semgrad_guard.guard import Draft, Iterated, Work
+from semgrad_guard.adapters.calls import AnswerForm
+from semgrad_guard.guard.flow import Draft
+from semgrad_guard.guard.streams import Iterated
+from semgrad_guard.guard.timing import Work
 from semgrad_guard.records import PromptForm, digest_of
 
 CANARY = "ZANZIBAR"
@@ -31,10 +35,10 @@ class Scripted(SemGradLLM):
     def metadata(self) -> LLMMetadata:
         return super().metadata.model_copy(update={"is_function_calling_model": self.calls_functions})
 
-    def _live(self, prompt: Any, options: Any, terms: Any, is_live: bool) -> Any:
-        return _Script(self, prompt, options, is_live)
+    def _live(self, prompt: Any, form: AnswerForm, writing: Any, terms: Any, *, is_live: bool) -> Any:
+        return _Script(self, prompt, form, is_live)
 
-    def drafted(self, prompt: Any, options: Any) -> Draft[Chunk]:
+    def drafted(self, prompt: Any, owed: AnswerForm) -> Draft[Chunk]:
         """A draft as the model's thread makes it."""
         shown = prompt if isinstance(prompt, str) else "\n".join(message.content or "" for message in prompt)
         text, uncertainty, calls, scores = (*self.script(shown), [], ())[:4]
@@ -53,19 +57,19 @@ class Scripted(SemGradLLM):
         )
         answer = Chunk(text, record={"model": self.model, "finish_reason": "stop"})
         trusted = bool(self.router) and self.router.trusts(calls)
-        return Draft(verdict, answer, form, trusted=trusted, irreplaceable=options.owes)
+        return Draft(verdict, answer, form, trusted=trusted, irreplaceable=A_STRUCTURE if owed.is_owed else "")
 
 
 class _Script:
     """The writing of a scripted draft (`Live`), in pieces of three characters."""
 
-    def __init__(self, llm: Scripted, prompt: Any, options: Any, is_live: bool) -> None:
-        self._llm, self._prompt, self._options = llm, prompt, options
+    def __init__(self, llm: Scripted, prompt: Any, form: AnswerForm, is_live: bool) -> None:
+        self._llm, self._prompt, self._form = llm, prompt, form
         self._pieces = Iterated(self._written, self._awritten) if is_live else None
         self._draft: Draft[Chunk] | None = None
 
     def _made(self) -> Draft[Chunk]:
-        self._draft = self._draft or self._llm.drafted(self._prompt, self._options)
+        self._draft = self._draft or self._llm.drafted(self._prompt, self._form)
         return self._draft
 
     def _written(self) -> Any:
@@ -84,6 +88,13 @@ class _Script:
 
     def close(self) -> Work:
         return Work.at_once(lambda: None)
+
+
+def verdict_of(response: Any) -> Verdict:
+    """The verdict that a response carries."""
+    verdict = get_verdict(response)
+    assert verdict is not None
+    return verdict
 
 
 def router_of(**options: Any) -> UncertaintyRouterCallback:

@@ -16,14 +16,13 @@ from llama_index_semgrad_guard import (
     UncertaintyRouterCallback,
     acalibrate_engine,
     calibrate_engine,
-    get_verdict,
     guarded,
 )
 from semgrad_guard import Calibration, LanguageModel, Policy
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 
 from .conftest import Passages
-from .scripted import WITHHELD, Scripted, router_of, scripted
+from .scripted import WITHHELD, Scripted, router_of, scripted, verdict_of
 from .ways import reading
 
 LOOSE: dict[str, Any] = {"alpha": 0.15, "delta": 0.3, "progress": False}
@@ -53,7 +52,7 @@ def policy_of(calibration: Calibration) -> UncertaintyRouterCallback:
 
 def delivered(engine: Any) -> list[tuple[str, bool]]:
     responses = [engine.query(question) for question, _ in EXAMPLES]
-    return [(str(one), get_verdict(one).promised) for one in responses]  # type: ignore[union-attr]
+    return [(str(one), verdict_of(one).promised) for one in responses]
 
 
 def test_a_question_of_one_call_is_promised_with_a_guard_around_it_and_without(wide: LanguageModel) -> None:
@@ -80,7 +79,7 @@ def test_a_question_of_several_calls_is_calibrated_as_a_whole(wide: LanguageMode
     assert len(calls) == 2 * len(EXAMPLES)
     whole = sorted(scored(question)[1] for question, _ in EXAMPLES)
     assert sorted(calibration.scores) == pytest.approx(whole)
-    assert (calibration.binding.settings or {})["unit"] == "question"  # type: ignore[union-attr]
+    assert (calibration.binding.settings or {})["unit"] == "question"
     llm.router = policy_of(calibration)
     found = delivered(guarded(refining(llm), llm.router))
     due = [score <= (calibration.threshold or 0) for score in (scored(question)[1] for question, _ in EXAMPLES)]
@@ -103,7 +102,7 @@ def test_a_calibration_of_answers_promises_a_models_own_text_alone(wide: Languag
     for engine, promised in ((reading(llm), True), (Shouting(), False), (refining(llm), False)):
         response = guarded(engine, llm.router).query(sure)
         assert "right" in str(response).lower()
-        assert get_verdict(response).promised is promised  # type: ignore[union-attr]
+        assert verdict_of(response).promised is promised
 
 
 async def test_runs_at_once_give_the_same_calibration(wide: LanguageModel) -> None:
@@ -171,7 +170,7 @@ def test_other_estimators_of_a_question(llm: SemGradLLM) -> None:
     engine = RetrieverQueryEngine.from_args(Passages("Rome.", "Oslo."), llm=llm, response_mode="accumulate")
     own = calibrate_engine(engine, examples, "contains", **LOOSE)
     other = calibrate_engine(engine, examples, "contains", estimator="max_probability", **LOOSE)
-    assert (other.binding.estimator, own.binding.estimator) == ("max_probability", "hybridgrad")  # type: ignore[union-attr]
+    assert (other.binding.estimator, own.binding.estimator) == ("max_probability", "hybridgrad")
     assert set(own.scores).isdisjoint(other.scores)
     with pytest.raises(CalibrationError, match="several answers each"):
         calibrate_engine(engine, examples, "contains", estimator="states", **LOOSE)

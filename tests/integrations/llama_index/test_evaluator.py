@@ -12,7 +12,7 @@ from llama_index.core.llms import MockLLM
 from llama_index_semgrad_guard import SemGradLLM, UncertaintyEvaluator
 from semgrad_guard import Binding, Calibration, Policy, calibrate
 from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.guard import binding_of
+from semgrad_guard.guard.verdicts import binding_of
 
 from .conftest import Heard, Maker, under
 

@@ -14,13 +14,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel
 
-from llama_index_semgrad_guard import (
-    LowConfidenceError,
-    SemGradLLM,
-    UncertaintyRouterCallback,
-    get_verdict,
-    guarded,
-)
+from llama_index_semgrad_guard import LowConfidenceError, SemGradLLM, UncertaintyRouterCallback, guarded
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import UnsupportedToolsError
 from tests.engine.chat_templates import template as published_or_own
@@ -28,6 +22,7 @@ from tests.pairwise import in_turn
 from tests.random_llama import CALLS
 
 from .conftest import Passages
+from .scripted import verdict_of
 
 PASS = UncertaintyRouterCallback(Policy(threshold=1e308, on_cut="score"))
 QUESTION = "What is 2 times 3?"
@@ -84,11 +79,7 @@ def ways(llm: SemGradLLM, *tools: FunctionTool, **options: Any) -> list[Any]:
             [chunk async for chunk in await llm.astream_chat_with_tools(**given)][-1],
         ]
 
-    return [
-        llm.chat_with_tools(**given),
-        list(llm.stream_chat_with_tools(**given))[-1],
-        *asyncio.run(asynchronous()),
-    ]
+    return [llm.chat_with_tools(**given), list(llm.stream_chat_with_tools(**given))[-1], *asyncio.run(asynchronous())]
 
 
 TURNS = "{{ tools }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
@@ -109,8 +100,7 @@ def test_every_method_calls_what_is_due(make_tooled: Callable[..., SemGradLLM], 
         (call,) = llm.get_tool_calls_from_response(response)
         assert (call.tool_name, set(call.tool_kwargs), len(call.tool_id)) == ("paint", {"colour", "twice"}, 9)
         assert response.message.content == ""
-        verdict = get_verdict(response)
-        assert verdict is not None
+        verdict = verdict_of(response)
         assert verdict.uncertainty is not None
         assert "grammar" in (verdict.details.settings or {})
 
@@ -128,8 +118,7 @@ def test_a_call_that_was_cut_is_text_on_every_path(tooled: SemGradLLM) -> None:
     for response in ways(tooled, PAINT, tool_required=True, max_tokens=12):
         assert not tooled.get_tool_calls_from_response(response, error_on_no_tool_call=False)
         assert response.message.content.startswith('<tool_call>\n{"name": "paint"')
-        verdict = get_verdict(response)
-        assert verdict is not None
+        verdict = verdict_of(response)
         assert (verdict.status, verdict.text) == ("scored", response.message.content)
 
 
@@ -150,8 +139,7 @@ async def test_a_function_agent_runs(tooled: SemGradLLM) -> None:
         (result,) = [event for event in events if isinstance(event, ToolCallResult)]
         assert result.tool_output.content.startswith("painted")
         assert str(output)
-        verdict = get_verdict(output)
-        assert verdict is not None
+        verdict = verdict_of(output)
         assert verdict.status == "scored"
 
 
@@ -178,8 +166,7 @@ def test_a_structure_is_written_as_a_call_and_keeps_its_score(tooled: SemGradLLM
 
 def test_each_value_of_a_forced_call_has_a_score(tooled: SemGradLLM) -> None:
     response = tooled.chat_with_tools([PAINT], QUESTION, tool_required=True)
-    verdict = get_verdict(response)
-    assert verdict is not None
+    verdict = verdict_of(response)
     assert sorted(one.path for one in verdict.fields) == [("colour",), ("twice",)]
     assert all(one.uncertainty is not None and one.uncertainty > 0 for one in verdict.fields)
     assert [one.uncertainty is not None for one in verdict.calls] == [True]
@@ -204,7 +191,7 @@ def test_a_call_that_is_withheld_is_no_call(tooled: SemGradLLM) -> None:
     for response in ways(tooled.model_copy(update={"router": trusting}), PAINT, tool_required=True):
         assert [call.tool_name for call in tooled.get_tool_calls_from_response(response)] == ["paint"]
         assert response.message.content == ""
-        assert get_verdict(response).action == "abstain"  # type: ignore[union-attr]
+        assert verdict_of(response).action == "abstain"
     with pytest.raises(LowConfidenceError, match="structured answer"):
         tooled.model_copy(update={"router": stop}).chat_with_tools([PAINT], QUESTION, tool_required=True)
 
@@ -216,6 +203,5 @@ def test_the_default_prompts_run_where_a_template_has_no_system_turn(make_tooled
     tokenizer.chat_template = refusing + "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
     llm = SemGradLLM.from_model(LanguageModel.from_transformers(model._model, tokenizer), max_tokens=2, router=PASS)
     engine = RetrieverQueryEngine.from_args(Passages("Oslo."), llm=llm)
-    verdict = get_verdict(guarded(engine, PASS).query(QUESTION))
-    assert verdict is not None
+    verdict = verdict_of(guarded(engine, PASS).query(QUESTION))
     assert verdict.status == "scored"

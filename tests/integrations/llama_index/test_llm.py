@@ -17,7 +17,6 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 from llama_index.core.llms import CustomLLM
-from llama_index.core.prompts import PromptTemplate
 from pydantic import PrivateAttr
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -25,7 +24,7 @@ from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback
 from semgrad_guard import LanguageModel, Policy, calibrate
 from semgrad_guard.errors import EmptyResponseError, InputError, UnsupportedToolsError
 from semgrad_guard.estimators import MaxProbability
-from semgrad_guard.guard import binding_of, recording
+from semgrad_guard.guard.verdicts import binding_of, recording
 from tests.engine.chat_templates import template
 from tests.pairwise import in_turn
 from tests.steps import LIMIT, Steps, until
@@ -186,24 +185,6 @@ def test_a_call_in_an_unknown_form_is_named(llm: SemGradLLM) -> None:
     message = ChatMessage(role="assistant", additional_kwargs={"tool_calls": [{"what": 1}]})
     with pytest.raises(InputError, match="message 1 holds a tool call in an unknown form"):
         llm.chat([message])
-
-
-@pytest.mark.parametrize("name", ["messages_to_prompt", "completion_to_prompt", "query_wrapper_prompt"])
-def test_prompt_functions_are_refused(name: str, wide: LanguageModel, llm: SemGradLLM) -> None:
-    given: Any = PromptTemplate("Q: {query_str}") if name == "query_wrapper_prompt" else lambda _: "Q"
-    with pytest.raises(InputError, match=f"leaves {name} out"):
-        SemGradLLM.from_model(wide, **{name: given})
-    setattr(llm, name, given)
-    with pytest.raises(InputError, match=f"leaves {name} out"):
-        llm.complete("Where?")
-
-
-def test_the_names_of_llama_indexs_own_local_llm(caplog: pytest.LogCaptureFixture) -> None:
-    llm = SemGradLLM(model_name="pocket", max_new_tokens=3)
-    assert (llm.model, llm.max_tokens, SemGradLLM("pocket").model) == ("pocket", 3, "pocket")
-    assert "max_new_tokens is called max_tokens in SemGradLLM" in caplog.text
-    with pytest.raises(InputError, match="give temperature"):
-        SemGradLLM("pocket", generate_kwargs={"temperature": 1.0})
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -12,18 +12,12 @@ from llama_index.core.chat_engine import CondenseQuestionChatEngine, SimpleChatE
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
 
-from llama_index_semgrad_guard import (
-    SemGradLLM,
-    UncertaintyRouterCallback,
-    asking,
-    get_verdict,
-    guarded,
-)
+from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback, asking, guarded
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
 
 from .conftest import Passages
-from .scripted import CANARY, WITHHELD, router_of, scripted
+from .scripted import CANARY, WITHHELD, router_of, scripted, verdict_of
 from .ways import Steps, reading
 
 QUERY = "Where is it?"
@@ -47,8 +41,7 @@ def test_the_score_is_the_greatest_and_the_first_refusal_ends_it(
     script, prompts = by_call(*scores)
     llm = scripted(wide, script)
     response = guarded(reading(llm, response_mode="accumulate", use_async=False), llm.router).query(QUERY)
-    verdict = get_verdict(response)
-    assert verdict is not None
+    verdict = verdict_of(response)
     assert (len(prompts), verdict.uncertainty) == (calls, max(scores))
     assert (str(response) == WITHHELD) is (max(scores) > 0.1)
 
@@ -77,8 +70,7 @@ def by_user(prompt: str) -> tuple[str, float]:
 
 
 def of(response: Any) -> tuple[str, float | None]:
-    verdict = get_verdict(response)
-    assert verdict is not None
+    verdict = verdict_of(response)
     return str(response), verdict.uncertainty
 
 
@@ -178,7 +170,7 @@ def test_a_call_in_a_bare_thread_decides_by_itself(wide: LanguageModel) -> None:
             return found[0]
 
     response = guarded(Bare(), llm.router).query(QUERY)
-    assert (str(response), get_verdict(response).reason) == (WITHHELD, "no guarded model has answered")  # type: ignore[union-attr]
+    assert (str(response), verdict_of(response).reason) == (WITHHELD, "no guarded model has answered")
 
 
 @pytest.mark.parametrize(("on_unscored", "text"), [("abstain", WITHHELD), ("answer", "Empty Response")])
@@ -213,7 +205,7 @@ def test_an_engine_that_fails(error: Exception, wide: LanguageModel) -> None:
     else:
         response = guarded(Failing(), llm.router).query(QUERY)
         assert str(response) == WITHHELD
-        assert get_verdict(response).reason == "the engine failed (ValueError)"  # type: ignore[union-attr]
+        assert verdict_of(response).reason == "the engine failed (ValueError)"
     llm.router = router_of()
     with pytest.raises(type(error)):
         guarded(Failing(), llm.router).query(QUERY)
@@ -227,8 +219,7 @@ def test_the_target_answers_the_question(wide: LanguageModel) -> None:
         script, _ = by_call(0.01, 0.9)
         llm = scripted(wide, script, escalate_to=target)
         response = guarded(reading(llm, response_mode="refine"), llm.router).query(QUERY)
-        verdict = get_verdict(response)
-        assert verdict is not None
+        verdict = verdict_of(response)
         assert (verdict.action, CANARY in str(response)) == ("escalate", False)
     assert events == [QUERY]
     doubtful = scripted(wide, lambda _: (CANARY, 0.9))
@@ -269,8 +260,7 @@ def test_streams_are_live_where_nothing_may_be_withheld(mode: Any, wide: Languag
     assert (len(pieces) > 2) is (mode == "annotate")
     response = guarded(reading(llm, streaming=True), llm.router).query(QUERY)
     assert "".join(response.response_gen) == ("a long answer" if mode == "annotate" else WITHHELD)
-    verdict = get_verdict(response)
-    assert verdict is not None
+    verdict = verdict_of(response)
     assert (verdict.action, verdict.details.enforced) == ("abstain", mode == "enforce")
 
 

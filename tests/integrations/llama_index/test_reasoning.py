@@ -8,9 +8,11 @@ import pytest
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ThinkingBlock
 from llama_index.core.query_engine import CustomQueryEngine
 
-from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback, get_verdict, guarded
+from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback, guarded
 from semgrad_guard import Policy
 from tests.thinking import ANSWERS, THOUGHTS, thinking_model, written
+
+from .scripted import verdict_of
 
 QUESTION = next(iter(ANSWERS))
 ANSWER, THOUGHT = ANSWERS[QUESTION], THOUGHTS[QUESTION]
@@ -31,8 +33,7 @@ def test_a_chat_tells_the_reasoning_apart(llm: SemGradLLM, stream: bool) -> None
     assert response.message.content == ANSWER
     thoughts = [block.content for block in response.message.blocks if isinstance(block, ThinkingBlock)]
     assert thoughts == [THOUGHT]
-    verdict = get_verdict(response)
-    assert verdict is not None
+    verdict = verdict_of(response)
     assert (verdict.status, verdict.promised) == ("scored", False)
 
 
@@ -72,8 +73,7 @@ def test_a_guarded_engine_withholds_the_reasoning_with_the_answer(llm: SemGradLL
     router = UncertaintyRouterCallback(Policy(threshold=-1.0), mode=mode)
     judged = llm.model_copy(update={"router": router})
     response: Any = guarded(Engine(llm=judged), router).query(QUESTION)
-    verdict = get_verdict(response)
-    assert verdict is not None
+    verdict = verdict_of(response)
     assert verdict.status == "scored"
     assert str(response) == (ANSWER if mode == "annotate" else "I don't know.")
     assert THOUGHT not in repr(response)

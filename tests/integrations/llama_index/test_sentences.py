@@ -9,19 +9,12 @@ import pytest
 from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.memory import ChatMemoryBuffer
 
-from llama_index_semgrad_guard import (
-    SemGradLLM,
-    UncertaintyEvaluator,
-    UncertaintyRouterCallback,
-    asking,
-    get_verdict,
-    guarded,
-)
+from llama_index_semgrad_guard import SemGradLLM, UncertaintyEvaluator, UncertaintyRouterCallback, asking, guarded
 from semgrad_guard import LanguageModel, Policy
-from semgrad_guard.errors import DeadlineExceededError
 from semgrad_guard.settings import CLOSING_LINE
 from tests.fixed_model import PIECES, TEXT, FixedModel
 
+from .scripted import verdict_of
 from .ways import Ears, drained, reading
 
 QUERY = "Where is Paris?"
@@ -40,8 +33,7 @@ def judged(fixed: LanguageModel, threshold: float, on_doubt: Any = "drop", **opt
 @pytest.fixture(scope="module")
 def scores(fixed: LanguageModel) -> list[float]:
     """Those of the three sentences, as an answer to the query alone."""
-    verdict = get_verdict(judged(fixed, 1e9).complete(QUERY))
-    assert verdict is not None
+    verdict = verdict_of(judged(fixed, 1e9).complete(QUERY))
     return [sentence.uncertainty or 0.0 for sentence in verdict.sentences]
 
 
@@ -67,10 +59,9 @@ async def test_streams_and_whole_answers_deliver_the_same(
             apieces = await drained(await llm.astream_complete(QUERY))
         for found in (pieces, apieces):
             assert "".join(piece.delta or "" for piece in found) == found[-1].text == whole.text == text
-            own = get_verdict(found[-1])
-            assert own is not None
+            own = verdict_of(found[-1])
             delivered = [one.uncertainty for one in own.sentences if one.action == "deliver"]
-            expected = [one.uncertainty for one in get_verdict(whole).sentences if one.action == "deliver"]  # type: ignore[union-attr]
+            expected = [one.uncertainty for one in verdict_of(whole).sentences if one.action == "deliver"]
             assert delivered == pytest.approx(expected, rel=1e-5)
         kept = [piece for piece in PIECES if piece in text]
         assert [piece.delta for piece in pieces if piece.delta][: len(kept)] == kept
@@ -79,13 +70,11 @@ async def test_streams_and_whole_answers_deliver_the_same(
 
 
 def test_a_guarded_engine_delivers_a_part_of_its_last_answer(fixed: LanguageModel) -> None:
-    whole = get_verdict(guarded(reading(llm := judged(fixed, 1e9)), llm.router).query(QUERY))
-    assert whole is not None
+    whole = verdict_of(guarded(reading(llm := judged(fixed, 1e9)), llm.router).query(QUERY))
     own = sorted(sentence.uncertainty or 0.0 for sentence in whole.sentences)
     llm = judged(fixed, own[0] * 1.0001)
     response = guarded(reading(llm), llm.router).query(QUERY)
-    verdict = get_verdict(response)
-    assert verdict is not None
+    verdict = verdict_of(response)
     assert sorted(one.action for one in verdict.sentences) == ["deliver", "drop", "drop"]
     assert str(response) in PIECES
 
@@ -102,27 +91,13 @@ def test_a_call_behind_a_part_ends_the_question(fixed: LanguageModel, scores: li
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_memory_holds_the_delivered_sentences(asynchronous: bool, fixed: LanguageModel) -> None:
-    whole = get_verdict(SimpleChatEngine.from_defaults(llm=judged(fixed, 1e9))._llm.complete("And Rome?"))  # pyright: ignore[reportPrivateUsage]
-    assert whole is not None
+    whole = verdict_of(judged(fixed, 1e9).complete("And Rome?"))
     own = sorted(sentence.uncertainty or 0.0 for sentence in whole.sentences)
     llm, memory = judged(fixed, own[1] * 1.0001), ChatMemoryBuffer.from_defaults(token_limit=3000)
     engine = guarded(SimpleChatEngine.from_defaults(llm=llm, memory=memory), llm.router)
     reply = asyncio.run(engine.achat("And Rome?")) if asynchronous else engine.chat("And Rome?")
     assert [message.content for message in memory.get_all()] == ["And Rome?", str(reply)]
     assert str(reply) not in ("", TEXT, "I don't know.")
-
-
-def test_a_target_answers_where_no_sentence_is_left(fixed: LanguageModel) -> None:
-    llm = judged(fixed, 0.0, "stop", escalate_to=lambda _: "In France.")
-    assert [piece.delta for piece in llm.stream_complete(QUERY)] == ["In France."]
-
-
-def test_a_late_answer(fixed: LanguageModel) -> None:
-    late = judged(fixed, 1e9, timeout=1e-6, on_error="abstain")
-    assert [piece.delta for piece in late.stream_complete(QUERY)] == ["I don't know."]
-    assert str(guarded(reading(late), late.router).query(QUERY)) == "I don't know."
-    with pytest.raises(DeadlineExceededError):
-        judged(fixed, 1e9, timeout=1e-6).complete(QUERY)
 
 
 def test_a_response_with_a_doubtful_sentence_does_not_pass(fixed: LanguageModel) -> None:

@@ -9,10 +9,9 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse, Completi
 from llama_index.core.llms.custom import CustomLLM
 from pydantic import BaseModel
 
-from llama_index_semgrad_guard import get_verdict
 from semgrad_guard import LanguageModel
 
-from .scripted import CANARY, scripted
+from .scripted import CANARY, scripted, verdict_of
 
 OPENAI = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
 ANTHROPIC = {"input_tokens": 7, "output_tokens": 3}
@@ -69,8 +68,7 @@ def test_a_targets_own_count_of_tokens_is_kept(
 ) -> None:
     llm = scripted(wide, lambda _: (CANARY, 0.9), escalate_to=Larger(kept=kept))
     response = llm.complete("q") if asks == "complete" else llm.chat([ChatMessage("q")])
-    verdict = get_verdict(response)
-    assert verdict is not None
+    verdict = verdict_of(response)
     assert verdict.text == "larger"
     details = verdict.details
     assert (details.prompt_tokens, details.answer_tokens) == ((7, 3) if counted else (None, None))

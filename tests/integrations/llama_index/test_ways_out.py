@@ -13,22 +13,11 @@ from typing import Any
 
 import pytest
 
-from llama_index_semgrad_guard import LowConfidenceError, get_verdict, guarded
+from llama_index_semgrad_guard import LowConfidenceError, guarded
 from semgrad_guard import LanguageModel, ToolCall
 
-from .scripted import CANARY, WITHHELD, Scripted, scripted
-from .ways import (
-    AGENTS,
-    CHAT_WAYS,
-    CHATS,
-    ENGINES,
-    LLM_WAYS,
-    MEMORIES,
-    QUERY_WAYS,
-    Ears,
-    debugged,
-    in_question,
-)
+from .scripted import CANARY, WITHHELD, Scripted, scripted, verdict_of
+from .ways import AGENTS, CHAT_WAYS, CHATS, ENGINES, LLM_WAYS, MEMORIES, QUERY_WAYS, Ears, debugged, in_question
 
 MODES: dict[str, dict[str, Any]] = {
     "enforce": {},
@@ -100,8 +89,7 @@ def test_a_guarded_query_engine(
         else:
             assert str(response) == ("the target's words" if mode == "escalate" else WITHHELD)
             assert not response.source_nodes
-            verdict = get_verdict(response)
-            assert verdict is not None
+            verdict = verdict_of(response)
             assert verdict.action == ("escalate" if mode == "escalate" else "abstain")
 
 

@@ -1,0 +1,194 @@
+"""The decision about a scored draft: how it compares with the calibration, its action, and what happens to it.
+
+`decide` makes the action, `settle` what happens to the draft. Nothing else decides.
+
+Answers that a limit cut off (`max_tokens`) come first. One that ends within its first sentence is seldom right, and
+often looks sure: copied passages, beginnings. So it has no score, by default; with "abstain" no answer that was cut off
+has one. Which rule holds is decided before labels are seen, and bound to the calibration (`Binding.on_cut`): one that
+was made before these rules scored all of them ("score"), and still does. By sentence, the sentence that was cut off is
+the one without a score.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semgrad_guard.calibration.binding import FIELDS
+from semgrad_guard.calibration.calibration_record import Calibration
+from semgrad_guard.calibration.call_options import unlike_calls
+from semgrad_guard.engine.sentences import is_unfinished, sentences
+from semgrad_guard.guard.parts import decided_fields, without_values
+from semgrad_guard.guard.policy import Policy, Terms
+from semgrad_guard.guard.sentences import decided_sentences, with_delivered
+from semgrad_guard.guard.verdicts import (
+    UNSCORED,
+    Settlement,
+    binding_of,
+    is_withheld,
+    says_nothing,
+    with_promise,
+    without_text,
+)
+from semgrad_guard.records import OWN_CODE, Action, PromptForm, Verdict, digest_of
+from semgrad_guard.settings import OnCut
+
+_ESTIMATED = "min_confidence decides by an estimate, which promises nothing"
+_OWN_CODE = "the model runs code that cannot be compared with that of the calibration (a hook, a replaced method)"
+_OTHER_PROMPT = "the answer was given to another prompt (it comes from a cache, say)"
+
+
+def unlike(draft: Verdict, calibration: Calibration | None, prompt: PromptForm | None) -> tuple[str, ...]:
+    """The differences from the calibration, in words; empty without one: of the prompt, of the place where the answer
+    ends (see `Binding.cut_elsewhere`), and of a call to another server (see `unlike_calls`)."""
+    if calibration is None:
+        return ()
+    details, bound = draft.details, calibration.binding
+    written: Any = {"tokens": details.scored_tokens, "text": draft.text}
+    found = list(calibration.unfamiliar(prompt))
+    if bound is not None and (elsewhere := bound.cut_elsewhere(details.cut, **written)) is not None:
+        found.append(elsewhere)
+    found += unlike_calls(details.options, bound, **written)
+    if details.prompt is not None and prompt is not None and details.prompt != digest_of(prompt.text):
+        found.append(_OTHER_PROMPT)
+    if OWN_CODE in (details.fingerprint or ""):
+        found.append(_OWN_CODE)
+    return tuple(found)
+
+
+# Answers that a limit cut off.
+
+FIRST_SENTENCE = "a limit (max_tokens) cut it off within its first sentence"
+LATER = 'a limit (max_tokens) cut it off, and on_cut is "abstain"'
+
+
+def why_unscored(text: str, on_cut: OnCut, *, by_sentence: bool = False) -> str | None:
+    """Why an answer that a limit cut off has no score, or by sentence the last of its sentences; None where it has."""
+    unfinished = is_unfinished(text)
+    if on_cut == "score" or (by_sentence and not unfinished):
+        return None
+    if unfinished and len(sentences(text)) == 1:
+        return FIRST_SENTENCE
+    return LATER if on_cut == "abstain" else None
+
+
+def without_cut_score(draft: Verdict, on_cut: OnCut) -> Verdict:
+    """The undecided draft; unscored where a limit cut it off, and the rule says so.
+
+    Tool calls and values of a structure are whole or not there, so these drafts keep their scores.
+    """
+    details = draft.details
+    if not isinstance(details.cut, int) or draft.status != "scored" or draft.tool_calls or details.fields:
+        return draft
+    if (why := why_unscored(draft.text, on_cut, by_sentence=bool(draft.sentences))) is None:
+        return draft
+    changes = {"status": "unscored", "uncertainty": None, "reason": why}
+    if not draft.sentences:
+        return draft.revised(**changes)
+    last = draft.sentences[-1].model_copy(update={"uncertainty": None, "reason": why})
+    return draft.revised(**changes, sentences=(*draft.sentences[:-1], last))
+
+
+def settle(
+    draft: Verdict, terms: Terms, *, prompt: PromptForm | None = None, trusted: bool = False, whole: bool = False
+) -> Settlement:
+    """The decision about a draft. Pure: records in, a record out.
+
+    Args:
+        draft: the scored draft, undecided; its `text` is the answer.
+        terms: the policy, and how it is carried out.
+        prompt: the form of the prompt; without it nothing is promised.
+        trusted: the draft's actions may go out whatever its score (an agent's calls of harmless tools): the decision
+            about them is advice. Text next to them is let through only by its score.
+        whole: nothing may be delivered in the answer's place, and so no part of it.
+
+    Raises:
+        BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
+    """
+    if is_withheld(draft):  # by another guard: there is no answer left to judge
+        return Settlement("deliver", draft)
+    verdict = decide(draft, terms.policy, can_escalate=terms.can_escalate, prompt=prompt)
+    if not terms.withholds:
+        return Settlement("deliver", verdict.revised(enforced=False))
+    if trusted and verdict.action != "answer":
+        return Settlement("deliver", without_text(verdict))
+    if verdict.action == "answer":
+        return Settlement("deliver", without_values(verdict) if verdict.has_nulls else verdict)
+    if terms.raises:
+        return Settlement("raise", verdict)
+    ranges = tuple((one.start, one.end) for one in verdict.sentences if one.action == "deliver")
+    if ranges and not whole:
+        return Settlement("deliver", with_promise(with_delivered(verdict, closing_line=terms.closing_line)), ranges)
+    return Settlement(verdict.action, verdict)
+
+
+def decide(draft: Verdict, policy: Policy, *, can_escalate: bool, prompt: PromptForm | None = None) -> Verdict:
+    """Apply a policy to a scored draft: action, confidence, threshold, and the reason if it is not let through.
+
+    Of a draft that was scored by sentence the action is that about all of it; each sentence has a decision of its own.
+    `on_doubt` is among the settings that its scores are bound to.
+
+    It is promised if a calibrated threshold lets it through and its prompt's form, `prompt`, is like those of the
+    calibration. An unknown prompt is unlike them.
+
+    Raises:
+        BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
+    """
+    if policy.compares:
+        draft = without_cut_score(draft, policy.on_cut or "unscored")
+    by_field = policy.calibration is not None and FIELDS.is_of(policy.binding)
+    if by_field:
+        draft = draft.revised(settings=FIELDS.among(draft.details.settings))
+    options: tuple[str, ...] = ()
+    if draft.estimator != UNSCORED:  # else there is nothing to bind to, and `on_unscored` decides
+        options = policy.check(binding_of(draft), options=policy.on_other_options == "refuse")
+    calibrated = policy.calibration is not None
+    estimated = () if policy.min_confidence is None else (_ESTIMATED,)
+    unfamiliar = (*unlike(draft, policy.calibration, prompt), *options, *estimated)
+    judged = not unfamiliar or policy.delivers_unfamiliar
+
+    def passes(score: float | None) -> bool:
+        return judged and policy.decide(score, can_escalate=False) == "answer"
+
+    if by_field:
+        fields, uncertainty = decided_fields(draft.fields, passes, policy.confidence)
+        draft = draft.revised(fields=fields, uncertainty=uncertainty)
+    if says_nothing(draft):
+        action: Action = "escalate" if can_escalate else "abstain"
+    else:
+        action = policy.decide(draft.uncertainty, can_escalate=can_escalate) if judged else "abstain"
+    let_through = action == "answer"
+
+    changes: dict[str, Any] = {
+        "action": action,
+        "threshold": policy.recorded_threshold,
+        "enforced": policy.compares or not let_through,  # a delivered answer that nothing was compared with
+        "confidence": policy.confidence(draft.uncertainty),
+        "calibration_id": policy.calibration_id,
+        "alpha": policy.alpha,
+        "requested_alpha": None if policy.calibration is None else policy.calibration.requested,
+        "upstream": None if policy.binding is None else policy.binding.upstream,
+        "familiar": not unfamiliar if calibrated else None,
+        "unfamiliar": unfamiliar,
+        "reason": draft.reason if let_through or draft.reason else _withheld(draft, policy),
+    }
+    if draft.sentences:
+        changes["sentences"] = decided_sentences(
+            draft.sentences,
+            on_doubt=(draft.details.settings or {}).get("on_doubt", "stop") if judged else "stop",
+            lets_through=passes,
+            promises=lambda score: calibrated and not unfamiliar and policy.lets_through(score),
+            confidence=policy.confidence,
+        )
+    return with_promise(draft.revised(**changes))
+
+
+def _withheld(draft: Verdict, policy: Policy) -> str:
+    if says_nothing(draft):
+        return "the answer is empty"
+    if policy.decide(draft.uncertainty, can_escalate=False) == "answer":
+        return "the prompt is unlike those that the calibration was made on"
+    if draft.uncertainty is None:
+        return "the answer carries no score"
+    if policy.threshold is None:
+        return "the calibration found no threshold that keeps its promise, so nothing is let through"
+    return "its uncertainty is above the threshold"
