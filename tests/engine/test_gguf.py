@@ -66,7 +66,7 @@ def test_tokenizer_template_and_end_tokens_are_the_files(file: Path) -> None:
     assert model.tokenizer.tokenize("in a bin") == ["in", "Ġa", "Ġ", "b", "in"]
     prompt = model.render("hi")
     assert prompt.text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    assert model._end_tokens == (TOKENS.index("<|im_end|>"), END)
+    assert model.end_tokens == (TOKENS.index("<|im_end|>"), END)
     assert not model.doubts
     answer = model.generate("hi", GenerationOptions(max_tokens=4))
     assert answer.evidence.gradients() is not None

@@ -49,7 +49,7 @@ def test_max_batch_bounds_the_rows_of_every_batch(make_language_model: Make) -> 
     model, questions = make_language_model(), ["a", "bb", "a longer question", "d", "e"]
     singly = [model.generate(question, SAMPLED).text for question in questions]
     rows = list[int]()
-    layer: Any = model._scorer.twin.layers[0]
+    layer: Any = model.scorer.twin.layers[0]
     layer.register_forward_pre_hook(lambda _, args, kwargs: rows.append(len(args[0])), with_kwargs=True)
     model.max_batch = 2
     assert len(model.generate_batch(questions, SAMPLED)) == len(questions)

@@ -88,7 +88,7 @@ def test_sar_leaves_each_token_out(evidence, cross_encoder: CrossEncoder, langua
     p = []
     for sample, whole in zip(samples, texts, strict=True):
         cropped = [sample.ids[:i] + sample.ids[i + 1 :] for i in range(len(sample.ids))]
-        rest = [f"{row.question} {language_model._writer.decode(ids).strip()}" for ids in cropped]
+        rest = [f"{row.question} {language_model.decode(ids).strip()}" for ids in cropped]
         relevance = 1 - np.array(g([(whole, text) for text in rest]))
         p.append(math.exp((relevance / relevance.sum() * np.array(sample.log_probs)).sum()))
     energies = []

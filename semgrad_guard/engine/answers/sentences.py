@@ -91,7 +91,7 @@ def parts_together(divided: Sequence[tuple[Evidence, Sequence[Span], Sequence[st
     tapes = [whole.scoring.tape(whole.row) for whole, ranges, _ in divided for begin, end in ranges if end > begin]
     if not parts:
         return [[None] * len(ranges) for _, ranges, _ in divided]
-    found = iter(BatchScoring(divided[0][0].sampler, parts, tapes=tapes, in_context=True).evidence)
+    found = iter(BatchScoring(divided[0][0].model, parts, tapes=tapes, in_context=True).evidence)
     return [[next(found) if end > begin else None for begin, end in ranges] for _, ranges, _ in divided]
 
 
@@ -140,7 +140,7 @@ def sentences_together(answers: Sequence[Evidence], codec: Codec, known: Sequenc
     spans = [sentences(one.text) for one in answers]
     divided = _divided(answers, spans, codec, known, finished=True)
     return [
-        None if own is None else list(zip(places, (*(None,) * count, *own[1]), strict=True))
+        None if own is None else list(zip(places, (*(None,) * count, *own), strict=True))
         for own, places, count in zip(divided, spans, known, strict=True)
     ]
 
@@ -152,11 +152,9 @@ def _divided(
     known: Sequence[int],
     *,
     finished: bool,
-) -> list[tuple[tuple[int, ...], list[Evidence | None]] | None]:
-    """How many tokens each sentence of each answer has, and the evidence about those behind the first `known`.
-
-    Of an answer that is not `finished`, the last number is that of the tokens behind the sentences.
-    """
+) -> list[list[Evidence | None] | None]:
+    """The evidence about the sentences of each answer behind its first `known`; behind the last, an answer may continue
+    that is not `finished`."""
     counts = [
         token_counts(one.response_ids, one.text, own if finished else [*own, (own[-1][1], len(one.text))], codec)
         for one, own in zip(answers, spans, strict=True)
@@ -167,7 +165,7 @@ def _divided(
             ranges = list(pairwise(accumulate(tokens, initial=0)))
             divided.append((one, ranges[first : len(own)], [one.text[begin:end] for begin, end in own[first:]]))
     found = iter(parts_together(divided))
-    return [None if tokens is None else (tokens, next(found)) for tokens in counts]
+    return [None if tokens is None else next(found) for tokens in counts]
 
 
 def _key(known: int) -> tuple[str, int]:
@@ -179,14 +177,13 @@ class EndedSentences:
     """The sentences that have ended in an answer that is still being written.
 
     `found` is the evidence about the new ones. With the first `tokens` that were written, those of a thought included,
-    the answer would end behind the last of them; the first `scored` belong to them.
+    the answer would end behind the last of them.
     """
 
     answer: Evidence
     spans: Sequence[Span]
     found: Sequence[Evidence | None]
     tokens: int
-    scored: int
 
 
 def ended_sentences(
@@ -198,11 +195,9 @@ def ended_sentences(
         if divided is None:
             ended.append(None)
             continue
-        counts, found = divided
         end = codec.decode(one.response_ids).find(one.text) + len(one.text[: own[-1][1]].rstrip())
-        before = len(one.preceding_ids)
-        tokens = before + _tokens_beyond(end, one.response_ids, codec)
-        ended.append(EndedSentences(one, own, found, tokens, before + sum(counts[:-1])))
+        tokens = len(one.preceding_ids) + _tokens_beyond(end, one.response_ids, codec)
+        ended.append(EndedSentences(one, own, divided, tokens))
     return ended
 
 

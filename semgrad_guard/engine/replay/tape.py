@@ -107,11 +107,6 @@ class Recorder:
         whole = {place: pieces[0] for place, pieces in self._outputs.items()}
         return {place: output for place, output in whole.items() if output.shape[1] == self.positions}
 
-    def let_go(self) -> None:
-        """Keep no outputs of the head and of linear maps any more."""
-        self._left_out |= self._outputs.keys()
-        self.logits, self._outputs, self._output_bytes = None, {}, 0
-
 
 def left_of(memory: Memory, recorders: Iterable[Recorder]) -> Memory:
     """The rest of the budgets beyond what some recorders hold."""

@@ -21,7 +21,6 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import nn
-from transformers import GenerationConfig
 
 from semgrad_guard.engine.objective import LogitTransform, Objective
 from semgrad_guard.engine.replay.memory import Memory, is_out_of_memory
@@ -48,15 +47,13 @@ class Exactness:
 
     `way` is the cheapest that is exact for whole answers, `in_context` the one for a response with context, None where
     keys and values cannot be constants. `deviation` is how far it was off; None where nothing could be compared (broken
-    weights). `joins`: answers may join and leave a batch that is being written, and `stacks`: rows of equal length may
-    be written together. `transform` follows the head, `token_axis` is that of hidden states. `token_bytes` is the size
-    of a token's keys and values, where answers can join.
+    weights). `joins`: answers may join and leave a batch that is being written. `transform` follows the head,
+    `token_axis` is that of hidden states. `token_bytes` is the size of a token's keys and values, where they can.
     """
 
     way: Way = "ordinary"
     in_context: Way | None = None
     joins: bool = False
-    stacks: bool = False
     deviation: float | None = 0.0
     transform: LogitTransform = field(default_factory=LogitTransform)
     token_axis: int = 1
@@ -65,7 +62,7 @@ class Exactness:
     def stepped_down(self) -> Exactness:
         """Nothing but the ordinary call is trusted."""
         context: Way | None = None if self.in_context is None else "ordinary"
-        return replace(self, way="ordinary", in_context=context, joins=False, stacks=False, deviation=0.0)
+        return replace(self, way="ordinary", in_context=context, joins=False, deviation=0.0)
 
 
 def scores_by(
@@ -114,9 +111,8 @@ def checked(twin: Twin, model: nn.Module) -> Exactness:
         logger.warning(
             "semgrad-guard scores this model by its ordinary call: %s", check.why or "its layers are unknown"
         )
-    joins = found.way == "rows" and check.stands_alone(equal=False)
-    stacks = joins or check.stands_alone(equal=True)
-    return replace(found, stacks=stacks, joins=joins, token_bytes=token_bytes(twin) if joins else 0)
+    joins = found.way == "rows" and check.stands_alone()
+    return replace(found, joins=joins, token_bytes=token_bytes(twin) if joins else 0)
 
 
 def _by_wide_copy(check: _Check, model: nn.Module) -> Exactness:
@@ -230,19 +226,18 @@ class _Check:
                 "itself; if it does, its code rules a gradient score out."
             ) from error
 
-    def stands_alone(self, *, equal: bool) -> bool:
-        """Whether rows that are written together, padded on the left unless `equal`, give the logits that each gives
-        alone, cached steps included; unknown is no."""
-        return bool(_attempted(lambda: self._rows_agree(equal), self.complain))
+    def stands_alone(self) -> bool:
+        """Whether rows that are written together, padded on the left, give the logits that each gives alone, cached
+        steps included; unknown is no."""
+        return bool(_attempted(self._rows_agree, self.complain))
 
-    def _rows_agree(self, equal: bool) -> bool:
-        lengths = [_PROMPT, _PROMPT] if equal else [_PROMPT, _SHORT_PROMPT]
+    def _rows_agree(self) -> bool:
+        lengths = (_PROMPT, _SHORT_PROMPT)
         rows = [list(self.row(shift=place).ids[:length]) for place, length in enumerate(lengths)]
-        steps = _written if equal else _steps
-        together = steps(self._twin, rows)
+        together = _steps(self._twin, rows)
         tolerance = tolerance_of(self._twin.head.weight.dtype)
         for place, row in enumerate(rows):
-            for ours, alone in zip(together, steps(self._twin, [row]), strict=True):
+            for ours, alone in zip(together, _steps(self._twin, [row]), strict=True):
                 # NaN is no agreement
                 if not bool((ours[place] - alone[0]).abs().max() <= tolerance * alone[0].abs().max()):
                     return False
@@ -277,16 +272,6 @@ def _steps(twin: Twin, rows: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         ids = torch.full((len(rows), 1), 3 + step, device=twin.device)
         mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
     return found
-
-
-@torch.no_grad()
-def _written(twin: Twin, rows: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """The logits [rows, V] of some steps of a whole run, as the library makes it."""
-    ids = torch.tensor(rows, device=twin.device)
-    config = GenerationConfig(
-        max_new_tokens=_STEPS, do_sample=False, pad_token_id=0, return_dict_in_generate=True, output_logits=True
-    )
-    return [step.double() for step in twin.generate(ids, torch.ones_like(ids), generation_config=config).logits]
 
 
 @torch.no_grad()
