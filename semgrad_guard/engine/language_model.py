@@ -184,8 +184,8 @@ class LanguageModel(WritingModel):
     def running_batch(self, objective: Objective | None = None) -> RunningBatch:
         return RunningBatch(self, objective or Objective())
 
-    def write_whole(self, row: WrittenAnswer) -> None:
-        write_whole(self, row)
+    def write_whole(self, row: WrittenAnswer, objective: Objective | None = None) -> None:
+        write_whole(self, row, objective or Objective())
 
     def draw(self, rows: Sequence[WrittenAnswer]) -> None:
         drawn(self, rows)

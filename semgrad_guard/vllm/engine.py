@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import Context
 from itertools import count
 from typing import Any, cast
 
 from semgrad_guard.engine.answers.batch import RunningBatch
 from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.engine.answers.text import Piece
 from semgrad_guard.engine.answers.writing import WrittenAnswer
 from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.interruption import current_stop
@@ -86,18 +85,10 @@ class WrittenAnswers(RunningBatch):
         super().__init__(model, objective)
         self._listener = listener
 
-    def answer(
-        self,
-        prompt: Prompt,
-        options: GenerationOptions,
-        *,
-        listener: Callable[[Piece], None] | None = None,
-        scored: bool = True,
-        name: str | None = None,
-    ) -> VLLMAnswer:
+    def answer(self, prompt: Prompt, options: GenerationOptions, *, name: str | None = None, **more: Any) -> VLLMAnswer:
         """An answer that vLLM writes under this name, by default a new one."""
         name = name or f"semgrad-guard-{next(_NUMBERS)}"
-        return VLLMAnswer(self._model, prompt, options, self._objective, name, listener=listener, scored=scored)
+        return VLLMAnswer(self._model, prompt, options, objective=self._objective, name=name, **more)
 
     def join(self, rows: Sequence[WrittenAnswer]) -> None:
         """As `RunningBatch.join`, but that the next steps read the prompts. InputError: vLLM does not take one."""

@@ -131,9 +131,9 @@ class VLLMLanguageModel(TwinLanguageModel):
         """vLLM's own running batch. For one thread."""
         return VLLMBatch(self, objective or Objective(), listener=self._engine)
 
-    def write_whole(self, row: WrittenAnswer) -> None:
+    def write_whole(self, row: WrittenAnswer, objective: Objective | None = None) -> None:
         """As `WritingModel.write_whole`, in a batch of vLLM's."""
-        batch = self.running_batch()
+        batch = self.running_batch(objective)
         batch.join([row])
         while batch.rows:
             batch.step()

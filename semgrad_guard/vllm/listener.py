@@ -15,11 +15,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from semgrad_guard.engine.answers.options import GenerationOptions, force
+from semgrad_guard.engine.answers.options import force
 from semgrad_guard.engine.answers.writing import WrittenAnswer
 from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.objective import LogitTransform, Objective
-from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape, left_of
 from semgrad_guard.engine.replay.twin import Place
 from semgrad_guard.engine.scores.observed import observed_layer
@@ -34,19 +33,11 @@ class VLLMAnswer(WrittenAnswer):
     States are there from position `begin` to before `reached`, and those before the head for `predicted` tokens.
     """
 
-    def __init__(
-        self,
-        model: WritingModel,
-        prompt: Prompt,
-        options: GenerationOptions,
-        objective: Objective,
-        name: str,
-        **more: Any,
-    ) -> None:
-        super().__init__(model, prompt, options, **more)
+    def __init__(self, model: WritingModel, *answer: Any, objective: Objective, name: str, **more: Any) -> None:
+        super().__init__(model, *answer, **more)
         self.name, self.epoch = name, model.scorer.epoch
-        self.gradients, length = objective.gradients, len(prompt.ids)
-        first = min(objective.positions(prompt.semantic_token.offset, length)) if self.gradients else -1
+        self.gradients, length = objective.gradients, len(self.prompt.ids)
+        first = min(objective.positions(self.prompt.semantic_token.offset, length)) if self.gradients else -1
         self.begin = self.reached = length + first
         self.predicted = 0
 

@@ -245,3 +245,26 @@ def test_which_of_them_have_a_cheap_way() -> None:
     ways = {name: scorer_of(shared(name)).exactness() for name in STATEFUL}
     assert {name for name, found in ways.items() if found.way == "continued"} >= {"lfm2", "mamba2"}
     assert all(scorer_of(shared(name)).exactness().way == "rows" for name in ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", ["falcon-h1", "lfm2", "llama4-chunked", "qwen3-next"])
+def test_an_answer_written_in_one_go_leaves_the_cache_that_its_score_continues(name: str) -> None:
+    """The same tokens and scores as where nothing is kept; a cache of the model as it was before a change is left."""
+    model, wanted = wrapped(name), ("What is tea?", GenerationOptions(max_tokens=9, temperature=1.0, seed=3))
+    kept, plain = row_of(model, wanted), row_of(model, wanted)
+    model.write_whole(kept, Objective())
+    model.write_whole(plain, Objective(gradients=False))
+    assert (kept.cut is None, plain.cut, kept.ids) == (False, None, plain.ids)
+    left, none = (model.running_batch().generations([row])[0].evidence for row in (kept, plain))
+    expected, seen, layer = none.gradients(), list[int](), model.scorer.twin.layers[0]
+    hook = layer.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append((args[0] if args else kwargs["hidden_states"]).shape[1]), with_kwargs=True
+    )
+    found = left.alone().gradients(), left.gradients()
+    hook.remove()
+    offset, length = plain.prompt.semantic_token.offset, len(plain.ids)
+    assert expected is not None
+    assert [one and one.scores for one in found] == [expected.scores] * 2
+    assert seen == [len(plain.prompt.ids) + offset, length - offset, length - offset], "read up to t*, or not at all"
+    model.refresh()
+    assert model.running_batch().generations([kept])[0].evidence.gradients() is not None

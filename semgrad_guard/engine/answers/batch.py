@@ -419,7 +419,7 @@ def drawn(model: WritingModel, rows: Sequence[WrittenAnswer]) -> None:
     left = list(rows)
     while left:
         if not model.scorer.joins:
-            write_whole(model, left.pop(0))
+            write_whole(model, left.pop(0), Objective(gradients=False))
             continue
         batch = RunningBatch(model, Objective(gradients=False))
         wanted = [(row.prompt, row.options) for row in left]

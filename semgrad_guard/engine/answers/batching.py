@@ -194,7 +194,7 @@ class RunningRequests:
         with self._model.turn:
             self._model.require_known([row.prompt for row in rows])
             for row in rows:
-                self._model.write_whole(row)
+                self._model.write_whole(row, self.key[1])
 
     def _begin(self, begun: Sequence[Writing], read: Callable[[Sequence[WrittenAnswer]], None]) -> None:
         """Read prompts together, or where that fails one by one.

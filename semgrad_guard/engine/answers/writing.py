@@ -6,6 +6,7 @@ A `WrittenAnswer` takes its tokens from a running batch (`batch.py`), from vLLM,
 
 from __future__ import annotations
 
+import copy
 import secrets
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.answers.options import (
     DiverseBeams,
@@ -25,9 +27,12 @@ from semgrad_guard.engine.answers.options import (
 )
 from semgrad_guard.engine.answers.text import CertainText, Piece, StopStrings, Visible, answered
 from semgrad_guard.engine.answers.writing_model import WritingModel
+from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.responses import Reasoning, Thinking
+from semgrad_guard.engine.replay.replay import cut_cache
 from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape
+from semgrad_guard.engine.replay.twin import CACHE
 from semgrad_guard.engine.scores.scorer import clean_slate
 
 
@@ -38,7 +43,7 @@ class WrittenAnswer:
     for the score of another one. `processors` choose its tokens in the place of the options' sampling.
 
     `passes` are the recorders that hold it, with its row; `begin` is the position of the first state that they keep.
-    `keys` are those of its positions, once it is done.
+    `keys` are those of its positions, once it is done. Or else `cut` is the cache of all positions before `begin`.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class WrittenAnswer:
         self.passes: list[tuple[Recorder, int]] = []
         self.begin = 0
         self.keys: Sequence[KeysValues] = ()
+        self.cut: Cache | None = None
         self.epoch: object = None
         self.error: BaseException | None = None
         thinking, limit = thinking_of(prompt, options), options.max_thinking_tokens
@@ -116,9 +122,9 @@ class WrittenAnswer:
 
     def tape(self, keys: Sequence[KeysValues] | None = None) -> Tape | None:
         """What writing it left, with its own keys or these; None where nothing was kept."""
-        if self.replayed or not self.passes:
+        if self.replayed or not (self.passes or self.cut):
             return None
-        return Tape(tuple(self.passes), self.begin, len(self.prompt.ids) - 1, keys or self.keys, self.epoch)
+        return Tape(tuple(self.passes), self.begin, len(self.prompt.ids) - 1, keys or self.keys, self.epoch, self.cut)
 
     def _choice(self, logits: torch.Tensor, likeliest: int) -> int:
         """The next token, from the head's output [V] and its likeliest token."""
@@ -176,8 +182,10 @@ def planned(model: WritingModel, prompt: Prompt, options: GenerationOptions, pla
     return [WrittenAnswer(model, prompt, one, scored=False) for one in rows]
 
 
-def write_whole(model: WritingModel, row: WrittenAnswer) -> None:
+def write_whole(model: WritingModel, row: WrittenAnswer, objective: Objective) -> None:
     """Have the library's `generate` write an answer from the first token to the last, by its own choice of tokens.
+
+    `objective` is that of later scoring: the cache before the first position that it needs is kept for it.
 
     Raises:
         AnswerInterruptedError: the current stop ended it.
@@ -194,11 +202,19 @@ def write_whole(model: WritingModel, row: WrittenAnswer) -> None:
     def is_done(ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return torch.tensor([row.done], device=ids.device)
 
-    ids = torch.tensor([list(row.prompt.ids)], device=model.scorer.device)
-    with model.scorer.lock, clean_slate(), torch.no_grad():
-        model.scorer.twin.generate(
+    scorer, n = model.scorer, len(row.prompt.ids)
+    with scorer.lock, clean_slate(), torch.no_grad():
+        ids, known = torch.tensor([list(row.prompt.ids)], device=scorer.device), scorer.if_checked()
+        if known is not None and known.way == "continued" and row.scored and objective.gradients:
+            scorer.twin.reset()
+            row.begin, row.epoch = n + min(objective.positions(row.prompt.semantic_token.offset, n)), scorer.epoch
+            row.cut = cut_cache(scorer.twin, ids[:, : row.begin])
+            if row.cut is not None and all(row.cut.is_linear):  # `generate` cannot tell how much of the prompt it holds
+                row.cut = None
+        scorer.twin.generate(
             ids,
             torch.ones_like(ids),
+            **({} if row.cut is None else {CACHE: copy.deepcopy(row.cut)}),
             generation_config=GenerationConfig(
                 max_new_tokens=row.options.max_tokens, do_sample=False, pad_token_id=end
             ),

@@ -296,8 +296,8 @@ class WritingModel(Codec):
         """
         raise NotImplementedError
 
-    def write_whole(self, row: Any) -> None:
-        """Write a `WrittenAnswer` in one go.
+    def write_whole(self, row: Any, objective: Objective | None = None) -> None:
+        """Write a `WrittenAnswer` in one go; `objective` is that of later scoring.
 
         Raises:
             AnswerInterruptedError: the current stop ended it.

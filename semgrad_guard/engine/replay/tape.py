@@ -126,6 +126,8 @@ class Tape:
     `passes` are their recorders, in the order of the text, and the row in each. The first hidden state is that of
     position `begin`, the first state before the head that of position `predicting`. `keys` are those of every layer's
     positions from 0 on. `epoch` tells of which state of the model they are (`Scorer.epoch`; None: of any).
+
+    Of a model whose layers hold a state there are no passes, but a cache that is `cut` before position `begin`.
     """
 
     passes: tuple[tuple[Recorder, int], ...]
@@ -133,11 +135,12 @@ class Tape:
     predicting: int
     keys: Sequence[KeysValues]
     epoch: object = None
+    cut: Cache | None = None
 
     @property
     def layer(self) -> int:
-        """The layer whose input was kept."""
-        return self.passes[0][0].layer
+        """The layer whose input was kept; -1 where none was."""
+        return self.passes[0][0].layer if self.passes else -1
 
     @property
     def end(self) -> int:

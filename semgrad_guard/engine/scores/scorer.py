@@ -226,6 +226,7 @@ class Scorer:
                 self.require_context()
             ways: list[Way] = [self.way_of(row) for row in rows]
             by_rows = [place for place, way in enumerate(ways) if way == "rows"]
+            rows = self._with_fresh_tapes(rows)
             taped = self._read([rows[place] for place in by_rows], first, lambda row, tape: row.is_on(tape, first))
             found: dict[int, GradientScores] = {}
             for group in self._groups(dict(zip(by_rows, taped, strict=True)), first):
@@ -258,6 +259,7 @@ class Scorer:
                 found = self.score([replace(row, in_context=False) for row in rows], Objective(layers=(n_layers - 1,)))
                 return [Observation(one.log_probs, one.entropies, reason=one.reason) for one in found]
             layer = observed_layer(n_layers)
+            rows = self._with_fresh_tapes(rows)
             taped = self._read(rows, layer, lambda row, tape: can_be_observed(row, tape, layer, own=own), keys=False)
             seen = [
                 (row.tape and unless_memory_runs_out(lambda row=row: observe(self.twin, row, transform, own=own)))
@@ -302,6 +304,10 @@ class Scorer:
             yield dict(left[:count])
             left = left[count:]
 
+    def _with_fresh_tapes(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows without tapes of the model as it was before a change."""
+        return [row if row.tape and row.tape.epoch in (None, self._epoch) else replace(row, tape=None) for row in rows]
+
     def _read(
         self, rows: Sequence[Row], layer: int, is_left: Callable[[Row, Tape], bool], *, keys: bool = True
     ) -> list[Row]:
@@ -309,12 +315,7 @@ class Scorer:
 
         A row for whose text there is no room has none.
         """
-        found = [
-            row
-            if row.tape and row.tape.epoch in (None, self._epoch) and is_left(row, row.tape)
-            else replace(row, tape=None)
-            for row in rows
-        ]
+        found = [row if row.tape and is_left(row, row.tape) else replace(row, tape=None) for row in rows]
         missing = sorted((place for place, row in enumerate(found) if row.tape is None), key=lambda n: -rows[n].end)
         while missing:
             longest = rows[missing[0]].end
