@@ -326,9 +326,12 @@ class Answerer:
             return scored_sentences(partial(_score, estimator), ended.answer, ended.spans, ended.found, known)
         if tool_calls:
             return (), Score(None, WITH_CALLS)
+        begun, reason = () if known is None else known.sentences, evidence.why_empty
         if not evidence.response_ids:
-            return (), Score(None, evidence.why_empty)
-        count = 0 if known is None else len(known.sentences)
+            # A mark of reasoning may follow on sentences that have left: what is behind them has no score.
+            rest = [SentenceVerdict(start=one.end, end=len(evidence.text), reason=reason) for one in begun[-1:]]
+            return (*begun, *rest), Score(None, reason)
+        count = len(begun)
         if (parts := self.model.sentences(evidence, known=count)) is None:
             return (), Score(None, OTHER_TOKENS)
         spans, found = [span for span, _ in parts], [own for _, own in parts[count:]]

@@ -289,20 +289,8 @@ def test_who_waits_for_a_busy_model_heeds_its_stop(make_language_model: Make) ->
     assert generated(model) == generated(make_language_model())
 
 
-def test_a_stream_that_is_closed_stops_its_model(make_language_model: Make) -> None:
-    model = make_language_model()
-    steps = Steps(model)
-    model.scorer.exactness()
-    steps.expect(100, until_stopped)
-    stream = streamed(model, "What is tea?", LONG)
-    stream.next().result(LIMIT)
-    stream.close()
-    assert isinstance(stream.ticket.exception(LIMIT), AnswerCancelledError)
-    steps.remove()
-    assert generated(model) == generated(make_language_model())
-
-
-def test_so_does_one_that_is_dropped(make_language_model: Make) -> None:
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+def test_a_stream_that_is_left_stops_its_model(make_language_model: Make, how: str) -> None:
     model = make_language_model()
     steps = Steps(model)
     model.scorer.exactness()
@@ -310,8 +298,12 @@ def test_so_does_one_that_is_dropped(make_language_model: Make) -> None:
     stream = streamed(model, "What is tea?", LONG)
     stream.next().result(LIMIT)
     ticket = stream.ticket
+    if how == "closed":
+        stream.close()
     del stream
     assert isinstance(ticket.exception(LIMIT), AnswerCancelledError)
+    steps.remove()
+    assert generated(model) == generated(make_language_model())
 
 
 def test_a_pair_model_stops_and_judges_alike_afterwards(make_pair_model: Callable[..., Path]) -> None:

@@ -161,19 +161,6 @@ def test_a_large_model_is_checked_by_some_of_its_layers(name: str, monkeypatch: 
     assert (found.way, found.in_context, found.joins) == ("rows", "rows", True)
 
 
-def test_the_check_is_made_once_and_again_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, checks = tiny(LlamaForCausalLM), []
-    monkeypatch.setattr(scorer_module, "checked", lambda *given: (checks.append(1), checked(*given))[1])
-    case = CASES[0]
-    for _ in range(3):
-        gradient_scores(model, case.prompt, case.response, semantic_token=-3)
-    assert len(checks) == 1
-    handle = model.model.layers[0].register_forward_hook(lambda *_: None)
-    gradient_scores(model, case.prompt, case.response, semantic_token=-3)
-    assert len(checks) == 2
-    handle.remove()
-
-
 @pytest.mark.parametrize("kind", [WarmLogits, CappedLogits])
 def test_what_follows_the_head_is_measured(kind: type[LlamaForCausalLM]) -> None:
     model = tiny(kind)

@@ -11,7 +11,7 @@ from torch import nn
 
 from semgrad_guard.engine.answers.answer import BatchScoring, Evidence, Generation
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.scores.agreement import Kind
+from semgrad_guard.engine.scores.exactness import Kind
 
 
 def passes_of(scorer: Any) -> list[int]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar, cast
@@ -27,7 +27,7 @@ from semgrad_guard.engine.replay.memory import Memory, is_out_of_memory
 from semgrad_guard.engine.replay.tape import Row, cache_bytes, growing_cache, read
 from semgrad_guard.engine.replay.twin import Twin
 from semgrad_guard.engine.scores.gradients import NO_GRADIENT, GradientScores, deviation, replayed, tolerance_of
-from semgrad_guard.engine.scores.observed import observed_layer
+from semgrad_guard.engine.scores.observed import Observation, observed_layer
 from semgrad_guard.engine.scores.ordinary import Ordinary, no_gradient
 from semgrad_guard.errors import AnswerInterruptedError, SemGradGuardError, UnsupportedModelError
 
@@ -368,3 +368,67 @@ def _plain_map(quantized: nn.Module, wider: torch.dtype, generator: torch.Genera
     weight = torch.randn(outputs, inputs, generator=generator) / inputs**0.5
     plain.weight = nn.Parameter(weight.to(own[0].device, wider), requires_grad=False)
     return plain
+
+
+# Which real scores are compared with the ordinary call (`scorer.py`), and when two of them disagree.
+
+Kind = Literal["gradient", "context", "padded", "forward"]
+"""Whether a gradient score is verified, one of a response with context, one of a text that was scored together with
+longer ones, or numbers of the forward pass alone."""
+
+ROUNDING = 0.01
+"""A difference in float32 that may be rounding alone, where a token's gradient is ill-conditioned."""
+_CERTAIN = 0.01  # nats of an answer below which its gradient's digits are those of rounding
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """Numbers of a row that may have to be verified."""
+
+    row: Row
+    numbers: GradientScores | Observation
+    way: Way = "rows"
+
+
+Suspicion = tuple[Kind, int, Suspect]
+"""The length of the longest text that has a part in a suspect's numbers, by its kind."""
+
+
+def suspected(kinds: Mapping[Kind, Sequence[Suspect]], together: Sequence[Suspect]) -> Iterator[Suspicion]:
+    """Of each kind the longest text, and of those that were read `together` the shortest, where it was padded."""
+    for kind, some in kinds.items():
+        for longest in sorted(some, key=_length)[-1:]:
+            yield kind, longest.row.end, longest
+    width = max(map(_length, together), default=0)
+    for shortest in sorted(together, key=_length)[:1]:
+        if shortest.row.end < width:
+            yield "padded", width, shortest
+
+
+def _length(one: Suspect) -> int:
+    return one.row.end
+
+
+def disagree(ours: GradientScores | Observation, theirs: GradientScores | Observation, tolerance: float) -> bool:
+    """Whether one has numbers and the other none, or numbers of the same tokens are far apart.
+
+    Of a nearly certain answer likelihoods and entropies alone are compared.
+    """
+    if ours.reason is not None or theirs.reason is not None:
+        return (ours.reason is None) != (theirs.reason is None)
+    if _far(ours.log_probs, theirs.log_probs, tolerance) or _far(ours.entropies, theirs.entropies, tolerance):
+        return True
+    if isinstance(ours, Observation) or isinstance(theirs, Observation) or (theirs.greedy_nll or 0.0) < _CERTAIN:
+        return False
+    return deviation(ours, theirs) > tolerance
+
+
+def _far(ours: Sequence[float], theirs: Sequence[float], tolerance: float) -> bool:
+    """Whether log-probabilities or entropies (nats) of the same tokens differ by more than `tolerance`.
+
+    It bounds the mean difference, relative to the mean size; below one nat, absolutely: numbers near zero carry the
+    rounding of the logits.
+    """
+    size = max(1.0, math.fsum(map(abs, theirs)) / len(theirs))
+    difference = math.fsum(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / len(theirs)
+    return not difference <= tolerance * size

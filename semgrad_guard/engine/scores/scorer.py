@@ -26,14 +26,19 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.memory import OUT_OF_MEMORY, Memory, unless_memory_runs_out
 from semgrad_guard.engine.replay.tape import Row, Tape, read
 from semgrad_guard.engine.replay.twin import Twin
-from semgrad_guard.engine.scores.agreement import ROUNDING, Kind, Suspect, Suspicion, disagree, suspected
 from semgrad_guard.engine.scores.exactness import (
+    ROUNDING,
     WIDER,
     Exactness,
+    Kind,
+    Suspect,
+    Suspicion,
     Way,
     checked,
+    disagree,
     scores_by,
     scores_of_texts,
+    suspected,
     wide_copy,
 )
 from semgrad_guard.engine.scores.gradients import GradientScores, tolerance_of, unscored
