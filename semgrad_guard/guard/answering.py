@@ -327,14 +327,12 @@ class Answerer:
         if tool_calls:
             return (), Score(None, WITH_CALLS)
         begun, reason = () if known is None else known.sentences, evidence.why_empty
-        if not evidence.response_ids:
-            # A mark of reasoning may follow on sentences that have left: what is behind them has no score.
+        if not evidence.response_ids:  # or a mark of reasoning follows on sentences that have left
             rest = [SentenceVerdict(start=one.end, end=len(evidence.text), reason=reason) for one in begun[-1:]]
             return (*begun, *rest), Score(None, reason)
-        count = len(begun)
-        if (parts := self.model.sentences(evidence, known=count)) is None:
+        if (parts := self.model.sentences(evidence, known=len(begun))) is None:
             return (), Score(None, OTHER_TOKENS)
-        spans, found = [span for span, _ in parts], [own for _, own in parts[count:]]
+        spans, found = [span for span, _ in parts], [own for _, own in parts[len(begun) :]]
         return scored_sentences(partial(_score, estimator), evidence, spans, found, known)
 
     def _settings_of(self, estimator: Estimator) -> dict[str, Any]:
