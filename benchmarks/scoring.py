@@ -17,6 +17,7 @@ adds time. Shares of generation compare between processors of one kind only, and
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
 import sys
@@ -44,7 +45,9 @@ from transformers import GenerationConfig
 
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.memory import FRUGAL, Memory
+from semgrad_guard.engine.replay.replay import cut_cache
 from semgrad_guard.engine.replay.tape import Recorder, Row, Tape, growing_cache, keys_of
+from semgrad_guard.engine.replay.twin import CACHE
 from semgrad_guard.engine.scores.scorer import clean_slate, scorer_of
 from semgrad_guard.errors import InputError
 
@@ -139,10 +142,16 @@ class Bench:
 
     def _recorded(self, memory: Memory) -> list[Tape | None]:
         """Write the answers greedily, step by step: the tapes that this leaves, if scores need any."""
-        if self.scorer.exactness().way != "rows":
-            self.ids = self._generate(self.setting.answer)
-            return [None] * self.setting.rows
         twin, prompt = self.scorer.twin, self.setting.prompt
+        if self.scorer.exactness().way != "rows":
+            begin = prompt + SEMANTIC_TOKEN
+            caches = [cut_cache(twin, ids[:, :begin]) for ids in self.prompts.split(1)]
+            written = [
+                self._generate(self.setting.answer, ids, **{CACHE: copy.deepcopy(cache)})
+                for ids, cache in zip(self.prompts.split(1), caches, strict=True)
+            ]
+            self.ids = torch.cat(written)
+            return [Tape((), begin, prompt - 1, (), cut=cache) for cache in caches]
         layer = OBJECTIVE.span(self.scorer.architecture.n_layers)[0]
         recorder, cache = Recorder(layer, prompt + SEMANTIC_TOKEN, memory=memory), growing_cache()
         ids, mask = self.prompts, torch.ones_like(self.prompts)
@@ -155,10 +164,10 @@ class Bench:
         rows = range(self.setting.rows)
         return [Tape(((recorder, row),), recorder.start, prompt - 1, keys_of(cache, row, 0)) for row in rows]
 
-    def _generate(self, count: int) -> torch.Tensor:
-        mask = torch.ones_like(self.prompts)
+    def _generate(self, count: int, prompts: torch.Tensor | None = None, **known: Any) -> torch.Tensor:
+        ids = self.prompts if prompts is None else prompts
         options = GenerationConfig(max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
-        return self.model.generate(self.prompts, attention_mask=mask, generation_config=options)
+        return self.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=options, **known)
 
     def _score(self, tapes: list[Tape | None]) -> Scores:
         texts = zip(self.prompts.tolist(), self.ids[:, self.setting.prompt :].tolist(), tapes, strict=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.answer import Generation
-from semgrad_guard.engine.answers.writing import BatchRequest
+from semgrad_guard.engine.answers.writing import WrittenAnswer
 
 
 def whole_run(model: LanguageModel, question: str, options: GenerationOptions | None = None) -> Generation:
     """The answer to a question in a run of its own, in this thread."""
     prompt = model.render(question)
-    (row,) = model.write_whole([BatchRequest(prompt, model.fitted(options, prompt))], most=1)
+    row = WrittenAnswer(model, prompt, model.fitted(options, prompt))
+    model.write_whole(row)
     if row.error is not None:
         raise row.error
     return model.running_batch().generations([row])[0]

@@ -11,11 +11,13 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Evidence, Generation
+from semgrad_guard.engine.answers.batch import RunningBatch, drawn
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.request import Request, Ticket, outcomes
 from semgrad_guard.engine.answers.sentences import Segment, parts_of, sentences_of
 from semgrad_guard.engine.answers.text import Visible, answered
 from semgrad_guard.engine.answers.worker import Worker, worker_of
+from semgrad_guard.engine.answers.writing import WrittenAnswer, write_whole
 from semgrad_guard.engine.answers.writing_model import WritingModel, name_of
 from semgrad_guard.engine.models.checkpoint import load
 from semgrad_guard.engine.objective import Objective
@@ -174,9 +176,19 @@ class LanguageModel(WritingModel):
         fitted: list[Request[R]] = []
         for request in requests:
             options = tuple(self.fitted(options, request.prompt) for options in request.options)
-            self._writer.require_grammars(options)
+            for grammar in {one.grammar for one in options} - {None}:
+                self.grammars.matcher(grammar)
             fitted.append(replace(request, options=options))
         return self.worker.submit(self, fitted)
+
+    def running_batch(self, objective: Objective | None = None) -> RunningBatch:
+        return RunningBatch(self, objective or Objective())
+
+    def write_whole(self, row: WrittenAnswer, objective: Objective | None = None) -> None:
+        write_whole(self, row, objective or Objective())
+
+    def draw(self, rows: Sequence[WrittenAnswer]) -> None:
+        drawn(self, rows)
 
     @property
     def reading_prompt(self) -> str:
@@ -186,7 +198,7 @@ class LanguageModel(WritingModel):
     @property
     def worker(self) -> Worker:
         """The owner of the model's thread; all `LanguageModel`s of the same weights share it."""
-        return worker_of(self._scorer)
+        return worker_of(self.scorer)
 
     def tool_answer(self, generation: Generation, tools: Sequence[Tool] = ()) -> ToolAnswer:
         """An answer to a prompt with tools, taken apart into text and calls.
@@ -197,7 +209,7 @@ class LanguageModel(WritingModel):
             UnsupportedToolsError: the chat template knows no tools, or an unknown form of calls.
         """
         before = generation.preceding_ids if self.tool_format.reads_thoughts else ()
-        raw = self._writer.decode((*before, *generation.response_ids), special=True)
+        raw = self.decode((*before, *generation.response_ids), special=True)
         found = calls_in(self.tool_format, raw, prompt=generation.prompt.text, tools=tools)
         return found if found.calls or found.broken else ToolAnswer(generation.text)
 
@@ -224,7 +236,7 @@ class LanguageModel(WritingModel):
         prompt = self.render(conversation, **(template_options or {}))
         require_bounded(text, self.context_window, name="response")
         foreign = Foreign.of(text, prompt.thinking, cut=cut, thought=reasoning)
-        encoded = self._writer.encode(text if foreign.written is None else foreign.written)
+        encoded = self.encode(text if foreign.written is None else foreign.written)
         if not text.strip() or not encoded:
             raise EmptyResponseError("the response is empty; there is nothing to score")
         window = self.context_window
@@ -235,9 +247,9 @@ class LanguageModel(WritingModel):
         if foreign.written is None:
             found = Visible(foreign.answer, (), reasoning=foreign.reasoning)
         else:
-            found = answered(encoded, (), self._writer, prompt.thinking, cut=cut)
+            found = answered(encoded, (), self, prompt.thinking, cut=cut)
         answer = Answer(prompt, foreign.answer, found.scored_ids, found.preceding, found.reasoning)
-        return Evidence(BatchScoring(self._writer, [answer]), cut=len(encoded) if cut else None)
+        return Evidence(BatchScoring(self, [answer]), cut=len(encoded) if cut else None)
 
     def sentences(self, answer: Evidence, *, known: int = 0) -> list[tuple[Span, Evidence | None]] | None:
         """The sentences of an answer's text, each with its evidence: its tokens, given everything before them.
@@ -245,7 +257,7 @@ class LanguageModel(WritingModel):
         A sentence that holds no token's last character has none, nor have the first `known`. None where the answer's
         tokens spell another text.
         """
-        return sentences_of(answer, self._writer, known=known)
+        return sentences_of(answer, self, known=known)
 
     def parts(self, answer: Evidence, spans: Sequence[Span]) -> list[Evidence | None]:
         """Pieces [start, end) of an answer as its tokens spell it (`spelled`), in order, each with its evidence.
@@ -253,11 +265,11 @@ class LanguageModel(WritingModel):
         A piece has the tokens that spell any of it, and the one that ends it, given everything before them. None where
         these all belong to the piece before.
         """
-        return parts_of(answer, spans, self._writer)
+        return parts_of(answer, spans, self)
 
     def spelled(self, answer: Evidence) -> str:
         """The text of an answer's tokens, special tokens included."""
-        return self._writer.decode(answer.response_ids, special=True)
+        return self.decode(answer.response_ids, special=True)
 
     def last_states(self, prompts: Sequence[Prompt], count: int) -> torch.Tensor:
         """Hidden states h^(0) .. h^(L-1) of the prompts' last `count` tokens, in one batch: [prompts, L, count, d].
@@ -265,7 +277,7 @@ class LanguageModel(WritingModel):
         Raises:
             InputError: a prompt has fewer tokens.
         """
-        return last_states(self._scorer, prompts, count)
+        return last_states(self.scorer, prompts, count)
 
     @overload
     def score(

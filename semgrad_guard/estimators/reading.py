@@ -51,22 +51,22 @@ class PTrue(AskingEstimator):
 
     def _ask(self, batch: Sequence[Evidence]) -> list[tuple[list[float], list[float]] | None]:
         """For each answer the log-probabilities of the forms of "true" and of "false", None where they do not fit."""
-        sampler = batch[0].sampler
+        model = batch[0].model
         prompts = [
-            sampler.render(_QUESTION.format(question=answer.question_in_context, answer=answer.text.strip()))
+            model.render(_QUESTION.format(question=answer.question_in_context, answer=answer.text.strip()))
             for answer in batch
         ]
         # Templates that end in white space (a new line after the role) take the word as it is, others after a blank.
         lead = ["" if prompt.text[-1:].isspace() else " " for prompt in prompts]
-        forms = [[sampler.encode(before + form) for form in (*_TRUE, *_FALSE)] for before in lead]
-        fitting = [i for i, prompt in enumerate(prompts) if sampler.fits(prompt, max(map(len, forms[i])))]
-        before = [[sampler.unthought(prompts[i])] * len(forms[i]) for i in fitting]
-        readings = sampler.read([prompts[i] for i in fitting], [forms[i] for i in fitting], before=before)
-        by_answer: dict[int, tuple[list[float], list[float]]] = {}
-        for i, row in zip(fitting, readings, strict=True):
-            likelihoods = [math.fsum(reading.log_probs) for reading in row]
-            by_answer[i] = likelihoods[: len(_TRUE)], likelihoods[len(_TRUE) :]
-        return [by_answer.get(i) for i in range(len(batch))]
+        found: list[tuple[list[float], list[float]] | None] = []
+        for prompt, before in zip(prompts, lead, strict=True):
+            forms = [model.encode(before + form) for form in (*_TRUE, *_FALSE)]
+            if model.fits(prompt, max(map(len, forms))):
+                likelihoods = [math.fsum(reading.log_probs) for reading in model.read(prompt, forms)]
+                found.append((likelihoods[: len(_TRUE)], likelihoods[len(_TRUE) :]))
+            else:
+                found.append(None)
+        return found
 
 
 def p_false(true: Sequence[float], false: Sequence[float]) -> float:
@@ -117,13 +117,12 @@ class MutualInformation(AskingEstimator):
         if len(heads) == 1:
             return 0.0
         answers = [sample.ids for sample in samples.values()]
-        sampler, texts = evidence.sampler, list(samples)
+        model, texts = evidence.model, list(samples)
         question = evidence.question_in_context
-        prompts = [sampler.render(_FIRST_ANSWER.format(question=question, answer=texts[i])) for i in heads]
-        if not all(sampler.fits(prompt, max(map(len, answers))) for prompt in prompts):
+        prompts = [model.render(_FIRST_ANSWER.format(question=question, answer=texts[i])) for i in heads]
+        if not all(model.fits(prompt, max(map(len, answers))) for prompt in prompts):
             raise ScoringError("the question with a first answer in it does not fit the context window")
-        before = [[sampler.unthought(prompt)] * len(answers) for prompt in prompts]
-        second = sampler.read(prompts, [answers] * len(prompts), before=before)
+        second = [model.read(prompt, answers) for prompt in prompts]
         return mutual_information(
             cluster_of,
             np.array([math.fsum(sample.log_probs) for sample in samples.values()]),
@@ -202,7 +201,7 @@ class SAR(AskingEstimator):
     def value(self, evidence: Evidence) -> float:
         """Over the samples that are not empty."""
         samples = with_tokens(evidence.samples(self.plan))
-        question, decode = evidence.question, evidence.sampler.decode
+        question, decode = evidence.question, evidence.model.decode
         # 1 - g(with, without) for every token of every sample, all in one call.
         pairs = [
             (f"{question} {s.text.strip()}", f"{question} {decode(s.ids[:i] + s.ids[i + 1 :]).strip()}")

@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 from semgrad_guard.engine.answers.options import DiverseBeams, Sampling
+from semgrad_guard.estimators import gradients, reading, samples
 from semgrad_guard.estimators.base import Estimator
 from semgrad_guard.estimators.equivalence import Equivalence, F1Equivalence
-from semgrad_guard.estimators.gradients import (
-    ExGrad,
-    GreatestEntropy,
-    GreedyNLL,
-    HybridGrad,
-    MaxProbability,
-    MeanEntropy,
-    ParaGrad,
-    RootNLL,
-    SemGrad,
-)
-from semgrad_guard.estimators.reading import SAR, MutualInformation, PTrue, Similarity, WordOverlap
-from semgrad_guard.estimators.samples import (
-    Degree,
-    Inside,
-    LengthNormalisedEntropy,
-    SelfConsistency,
-    SemanticDensity,
-    SemanticEntropy,
-)
 
 
 def paper_suite(
     nli: Equivalence | None = None,
-    importance: Similarity | None = None,
+    importance: reading.Similarity | None = None,
     seed: int = 0,
     *,
     max_tokens: int = 256,
@@ -44,26 +25,26 @@ def paper_suite(
         seed: of all samples.
         max_tokens: the longest sample.
     """
-    same, alike = nli or F1Equivalence(), importance or WordOverlap()
+    same, alike = nli or F1Equivalence(), importance or reading.WordOverlap()
     common = {"seed": seed, "max_tokens": max_tokens}
     plain, cooler = Sampling(10, 1.0, **common), Sampling(10, 0.7, **common)
     return (
-        HybridGrad(),
-        SemGrad(),
-        ParaGrad(),
-        LengthNormalisedEntropy(plain),
-        PTrue(),
-        SelfConsistency(cooler, same),
-        Degree(cooler, same),
-        Inside(Sampling(10, 0.5, top_p=0.99, top_k=5, **common)),
-        SemanticEntropy(plain, same),
-        SemanticDensity(DiverseBeams(10, 1.0, max_tokens), same),
-        MutualInformation(Sampling(10, 0.9, **common)),
-        GreedyNLL(),
-        SAR(Sampling(5, 1.0, **common), alike),
-        ExGrad(),
-        MeanEntropy(),
-        MaxProbability(),
-        GreatestEntropy(),
-        RootNLL(),
+        gradients.HybridGrad(),
+        gradients.SemGrad(),
+        gradients.ParaGrad(),
+        samples.LengthNormalisedEntropy(plain),
+        reading.PTrue(),
+        samples.SelfConsistency(cooler, same),
+        samples.Degree(cooler, same),
+        samples.Inside(Sampling(10, 0.5, top_p=0.99, top_k=5, **common)),
+        samples.SemanticEntropy(plain, same),
+        samples.SemanticDensity(DiverseBeams(10, 1.0, max_tokens), same),
+        reading.MutualInformation(Sampling(10, 0.9, **common)),
+        gradients.GreedyNLL(),
+        reading.SAR(Sampling(5, 1.0, **common), alike),
+        gradients.ExGrad(),
+        gradients.MeanEntropy(),
+        gradients.MaxProbability(),
+        gradients.GreatestEntropy(),
+        gradients.RootNLL(),
     )

@@ -307,12 +307,13 @@ class Answerer:
             return scored_sentences(partial(_score, estimator), ended.answer, ended.spans, ended.found, known)
         if tool_calls:
             return (), Score(None, WITH_CALLS)
-        if not evidence.response_ids:
-            return (), Score(None, evidence.why_empty)
-        count = 0 if known is None else len(known.sentences)
-        if (parts := self.model.sentences(evidence, known=count)) is None:
+        begun, reason = () if known is None else known.sentences, evidence.why_empty
+        if not evidence.response_ids:  # or a mark of reasoning follows on sentences that have left
+            rest = [SentenceVerdict(start=one.end, end=len(evidence.text), reason=reason) for one in begun[-1:]]
+            return (*begun, *rest), Score(None, reason)
+        if (parts := self.model.sentences(evidence, known=len(begun))) is None:
             return (), Score(None, OTHER_TOKENS)
-        spans, found = [span for span, _ in parts], [own for _, own in parts[count:]]
+        spans, found = [span for span, _ in parts], [own for _, own in parts[len(begun) :]]
         return scored_sentences(partial(_score, estimator), evidence, spans, found, known)
 
     def _settings_of(self, estimator: Estimator) -> dict[str, Any]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import Context
 from itertools import count
 from typing import Any, cast
 
 from semgrad_guard.engine.answers.batch import RunningBatch
 from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.engine.answers.writing import BatchRequest, Writer, WrittenAnswer
+from semgrad_guard.engine.answers.writing import WrittenAnswer
+from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
@@ -80,21 +81,24 @@ class WrittenAnswers(RunningBatch):
     `listener` hears the passes that write them.
     """
 
-    def __init__(self, writer: Callable[[], Writer], objective: Objective, *, listener: Listener) -> None:
-        super().__init__(writer, objective)
+    def __init__(self, model: WritingModel, objective: Objective, *, listener: Listener) -> None:
+        super().__init__(model, objective)
         self._listener = listener
 
-    def begin(self, name: str, request: BatchRequest) -> VLLMAnswer:
-        """An answer that vLLM writes under this name."""
-        row = VLLMAnswer(request, self._get_writer(), self._objective, name)
-        self._listener.add(row)
-        self._rows.append(row)
-        return row
+    def answer(self, prompt: Prompt, options: GenerationOptions, *, name: str | None = None, **more: Any) -> VLLMAnswer:
+        """An answer that vLLM writes under this name, by default a new one."""
+        name = name or f"semgrad-guard-{next(_NUMBERS)}"
+        return VLLMAnswer(self._model, prompt, options, objective=self._objective, name=name, **more)
 
-    def let_go(self, scored: Sequence[tuple[WrittenAnswer, int]]) -> None:
-        """As `RunningBatch.let_go`."""
-        super().let_go(scored)
-        self._listener.stretches.clear()
+    def join(self, rows: Sequence[WrittenAnswer]) -> None:
+        """As `RunningBatch.join`, but that the next steps read the prompts. InputError: vLLM does not take one."""
+        try:
+            for row in rows:
+                self._listener.add(cast(VLLMAnswer, row))
+                self._rows.append(row)
+        except BaseException:
+            self.drop(rows)
+            raise
 
     def _tape(self, row: WrittenAnswer) -> Tape | None:
         return self._listener.tape(cast(VLLMAnswer, row))
@@ -121,23 +125,17 @@ class VLLMBatch(WrittenAnswers):
         """Whether this answer can join: vLLM takes every one."""
         return True
 
-    def join(self, requests: Sequence[BatchRequest]) -> list[WrittenAnswer]:
-        """As `RunningBatch.join`, but that the next steps read the prompts. InputError: vLLM does not take one."""
+    def join(self, rows: Sequence[WrittenAnswer]) -> None:
+        """As `WrittenAnswers.join`, unless the current stop ends it, or the model was changed."""
         with self._scorer.lock:
             current_stop().check()
             self.require_the_same_model()
-            rows = list[WrittenAnswer]()
-            try:
-                for request in requests:
-                    rows.append(self.begin(f"semgrad-guard-{next(_NUMBERS)}", request))
-            except BaseException:
-                self.drop(rows)
-                raise
-            return rows
+            super().join(rows)
 
-    def join_in_pieces(self, requests: Sequence[BatchRequest], piece: int) -> Iterator[list[WrittenAnswer] | None]:
+    def join_in_pieces(self, rows: Sequence[WrittenAnswer], piece: int) -> Iterator[bool]:
         """Like `join`: vLLM itself reads prompts in pieces."""
-        yield self.join(requests)
+        self.join(rows)
+        yield True
 
     def step(self, *, look: bool = True) -> None:
         """As `RunningBatch.step`, for the answers whose prompt was read; every step looks at the model."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self, cast
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
-from semgrad_guard.engine.answers.writing import BatchRequest, WrittenAnswer
+from semgrad_guard.engine.answers.writing import WrittenAnswer
 from semgrad_guard.engine.answers.writing_model import ModelIdentity, name_of
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
@@ -46,21 +46,16 @@ class TwinLanguageModel(LanguageModel):
         tokenizer = tokenizer or AutoTokenizer.from_pretrained(config.tokenizer, revision=config.tokenizer_revision)
         made = cls(twin, tokenizer, **{"name": name_of(str(config.model)), **options})
         made._window = int(config.max_model_len)
-        made._scorer.memory = replace(made._scorer.memory, logits=_BUDGET, outputs=_BUDGET)
+        made.scorer.memory = replace(made.scorer.memory, logits=_BUDGET, outputs=_BUDGET)
         return made
-
-    @property
-    def end_tokens(self) -> tuple[int, ...]:
-        """The tokens that end an answer."""
-        return self._end_tokens
 
     def written(self, objective: Objective, listener: Listener) -> WrittenAnswers:
         """Answers that vLLM writes, to be scored by their tokens."""
-        return WrittenAnswers(lambda: self._writer, objective, listener=listener)
+        return WrittenAnswers(self, objective, listener=listener)
 
     def record(self, listener: Listener) -> None:
         """From now on keep what vLLM's passes leave, for scoring."""
-        listener.record(self._scorer)
+        listener.record(self.scorer)
 
     @property
     def identity(self) -> ModelIdentity:
@@ -134,12 +129,11 @@ class VLLMLanguageModel(TwinLanguageModel):
 
     def running_batch(self, objective: Objective | None = None) -> VLLMBatch:
         """vLLM's own running batch. For one thread."""
-        return VLLMBatch(lambda: self._writer, objective or Objective(), listener=self._engine)
+        return VLLMBatch(self, objective or Objective(), listener=self._engine)
 
-    def write_whole(self, requests: Sequence[BatchRequest], *, most: int) -> Sequence[WrittenAnswer]:
-        """As `WritingModel.write_whole`, in a batch of vLLM's, which limits itself."""
-        batch = self.running_batch()
-        rows = batch.join(requests)
+    def write_whole(self, row: WrittenAnswer, objective: Objective | None = None) -> None:
+        """As `WritingModel.write_whole`, in a batch of vLLM's."""
+        batch = self.running_batch(objective)
+        batch.join([row])
         while batch.rows:
             batch.step()
-        return rows

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from semgrad_guard.engine.answers.options import force
-from semgrad_guard.engine.answers.writing import BatchRequest, Writer, WrittenAnswer
+from semgrad_guard.engine.answers.writing import WrittenAnswer
+from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.objective import LogitTransform, Objective
 from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape, left_of
 from semgrad_guard.engine.replay.twin import Place
@@ -32,11 +33,11 @@ class VLLMAnswer(WrittenAnswer):
     States are there from position `begin` to before `reached`, and those before the head for `predicted` tokens.
     """
 
-    def __init__(self, request: BatchRequest, writer: Writer, objective: Objective, name: str) -> None:
-        super().__init__(request, writer)
-        self.name, self.epoch = name, writer.scorer.epoch
-        self.gradients, length = objective.gradients, len(request.prompt.ids)
-        first = min(objective.positions(request.prompt.semantic_token.offset, length)) if self.gradients else -1
+    def __init__(self, model: WritingModel, *answer: Any, objective: Objective, name: str, **more: Any) -> None:
+        super().__init__(model, *answer, **more)
+        self.name, self.epoch = name, model.scorer.epoch
+        self.gradients, length = objective.gradients, len(self.prompt.ids)
+        first = min(objective.positions(self.prompt.semantic_token.offset, length)) if self.gradients else -1
         self.begin = self.reached = length + first
         self.predicted = 0
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.batch import RunningBatch
-from semgrad_guard.engine.answers.writing import BatchRequest, WrittenAnswer
+from semgrad_guard.engine.answers.writing import WrittenAnswer
 from tests.random_llama import byte_tokenizer
 
 from .tiny_models import build
@@ -40,20 +40,22 @@ def named(model: PreTrainedModel) -> LanguageModel:
 shared = cache(wrapped)
 
 
-def batch_request(
+def row_of(
     model: LanguageModel, wanted: Wanted, listener: Callable[[Any], None] | None = None, *, token: int | None = None
-) -> BatchRequest:
-    """A question; `token` is another t* for its prompt, counted from the end."""
+) -> WrittenAnswer:
+    """The answer to a question, to be written; `token` is another t* for its prompt, counted from the end."""
     question, options = wanted
     prompt = model.render(question)
     if token is not None:
         prompt = replace(prompt, semantic_token=replace(prompt.semantic_token, offset=max(token, -len(prompt.ids))))
-    return BatchRequest(prompt, model.fitted(options, prompt), listener)
+    return WrittenAnswer(model, prompt, model.fitted(options, prompt), listener=listener)
 
 
 def joined(model: LanguageModel, batch: RunningBatch, wanted: Sequence[Wanted]) -> list[WrittenAnswer]:
     """The rows of some questions in a batch."""
-    return batch.join([batch_request(model, item) for item in wanted])
+    rows = [row_of(model, item) for item in wanted]
+    batch.join(rows)
+    return rows
 
 
 def finished(batch: RunningBatch) -> None:

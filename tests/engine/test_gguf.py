@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_tokenizer_template_and_end_tokens_are_the_files(file: Path) -> None:
     assert model.tokenizer.tokenize("in a bin") == ["in", "Ġa", "Ġ", "b", "in"]
     prompt = model.render("hi")
     assert prompt.text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    assert model._end_tokens == (TOKENS.index("<|im_end|>"), END)
+    assert model.end_tokens == (TOKENS.index("<|im_end|>"), END)
     assert not model.doubts
     answer = model.generate("hi", GenerationOptions(max_tokens=4))
     assert answer.evidence.gradients() is not None
@@ -127,38 +128,40 @@ def test_no_such_file(name: str) -> None:
         LanguageModel.from_pretrained(name)
 
 
-def test_a_part_of_a_split_model(tmp_path: Path) -> None:
-    part = write(tmp_path / "m-00001-of-00002.gguf", tiny(), metadata={"split.count": 2})
-    with pytest.raises(UnsupportedModelError, match="llama-gguf-split --merge m-00001-of-00002"):
-        LanguageModel.from_pretrained(str(part))
+def as_integers(name: str, weight: np.ndarray) -> tuple[np.ndarray, GGMLQuantizationType]:
+    kept = "up_proj" not in name
+    return as_floats(name, weight) if kept else (np.zeros(weight.shape, dtype=np.int8), GGMLQuantizationType.I8)
 
 
-def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+def of_an_unknown_type() -> Any:
     model = tiny()
     model.config.model_type = "nosuchmodel"
-    with pytest.raises(UnsupportedModelError, match=r"nosuchmodel.*not supported.*newer transformers"):
-        LanguageModel.from_pretrained(str(write(tmp_path / "m.gguf", model)))
+    return model
 
 
-def test_an_unknown_quantization_is_named(tmp_path: Path) -> None:
-    def as_integers(name: str, weight: np.ndarray) -> tuple[np.ndarray, GGMLQuantizationType]:
-        kept = "up_proj" not in name
-        return as_floats(name, weight) if kept else (np.zeros(weight.shape, dtype=np.int8), GGMLQuantizationType.I8)
+BIASES = {f"blk.{layer}.attn_q.bias": np.ones(64, dtype=np.float32) for layer in range(3)}
+DIVISORS = {"rope_freqs.weight": np.ones(5, dtype=np.float32)}
+REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
+    "a part of a split model": (tiny, {"metadata": {"split.count": 2}}, r"llama-gguf-split --merge m\.gguf"),
+    "an unknown architecture": (of_an_unknown_type, {}, r"nosuchmodel.*not supported.*newer transformers"),
+    "an unknown quantization": (tiny, {"quantize": as_integers}, r"I8.*another quantization"),
+    "no tokenizer": (tiny, {"tokenizer": False}, "holds no tokenizer"),
+    # transformers would leave them out, silently
+    "numbers without a place": (tiny, {"extra": BIASES}, r"holds 192 numbers .*attn_q\.bias.*another one"),
+    "divisors of another size": (tiny, {"extra": DIVISORS}, "divides 5 rotary frequencies"),
+}
 
-    with pytest.raises(UnsupportedModelError, match=r"I8.*another quantization"):
-        LanguageModel.from_pretrained(str(write(tmp_path / "m.gguf", tiny(), quantize=as_integers)))
 
-
-def test_a_file_without_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="holds no tokenizer"):
-        LanguageModel.from_pretrained(str(write(tmp_path / "m.gguf", tiny(), tokenizer=False)))
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_file_that_cannot_be_read_as_it_is(kind: str, tmp_path: Path) -> None:
+    make, options, words = REFUSED[kind]
+    with pytest.raises(UnsupportedModelError, match=words):
+        LanguageModel.from_pretrained(str(write(tmp_path / "m.gguf", make(), **options)))
 
 
 def test_a_file_that_lacks_a_tensor(tmp_path: Path) -> None:
-    model = tiny()
-    path = write(tmp_path / "m.gguf", model)
-    content = path.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight")
-    path.write_bytes(content)
+    path = write(tmp_path / "m.gguf", tiny())
+    path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight"))
     with pytest.raises(ModelNotFoundError, match=r"lacks 1 tensor.*up_proj"):
         LanguageModel.from_pretrained(str(path))
 

@@ -46,7 +46,7 @@ class Countdown(Stop):
 
 
 def copy_of(model: LanguageModel) -> Any:
-    return model._scorer.twin.model
+    return model.scorer.twin.model
 
 
 def observed(model: LanguageModel, options: GenerationOptions) -> tuple[Any, ...]:
@@ -91,7 +91,7 @@ def with_little_memory(model: LanguageModel) -> object:
 
 def samples(model: LanguageModel) -> object:
     evidence = model.evidence("What is tea?", "A drink.")
-    return evidence.sampler.drawn([(evidence.prompt, GenerationOptions())], Sampling(count=2, max_tokens=3))
+    return evidence.samples(Sampling(count=2, max_tokens=3))
 
 
 def states(model: LanguageModel) -> object:
@@ -138,7 +138,7 @@ def test_stopped_at_any_check_the_next_answer_is_a_fresh_models(
 def make_settled(make: Make, scenario: Callable[[LanguageModel], object]) -> LanguageModel:
     """A model whose self-check is done, and whose scores in the scenario were verified."""
     model = make()
-    model._scorer.exactness()
+    model.scorer.exactness()
     scenario(model)
     return model
 
@@ -167,8 +167,8 @@ def test_a_self_check_that_was_stopped_is_made_again(make_language_model: Make, 
     """An interruption proves nothing about a tier: none is given up for it."""
     model = make_language_model()
     with stopping(Countdown(at)), pytest.raises(AnswerCancelledError):
-        model._scorer.exactness()
-    assert model._scorer.exactness().way == "rows"
+        model.scorer.exactness()
+    assert model.scorer.exactness().way == "rows"
 
 
 @pytest.mark.parametrize("name", ["mamba", "jamba", "falcon-h1", "gpt2"])
@@ -240,7 +240,7 @@ class Steps:
 def test_a_cancelled_generation_stops_at_the_next_layer(make_language_model: Make) -> None:
     model, stop = make_language_model(), Stop()
     steps = Steps(model)
-    model._scorer.exactness()
+    model.scorer.exactness()
     steps.expect(5, stop.cancel)
     with stopping(stop), pytest.raises(AnswerCancelledError):
         model.generate("What is tea?", LONG)
@@ -271,7 +271,7 @@ def test_who_waits_for_a_busy_model_heeds_its_stop(make_language_model: Make) ->
     model, busy, done = make_language_model(), threading.Event(), threading.Event()
 
     def occupy() -> None:
-        with model._scorer.lock:
+        with model.scorer.lock:
             busy.set()
             done.wait()
 
@@ -289,29 +289,21 @@ def test_who_waits_for_a_busy_model_heeds_its_stop(make_language_model: Make) ->
     assert generated(model) == generated(make_language_model())
 
 
-def test_a_stream_that_is_closed_stops_its_model(make_language_model: Make) -> None:
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+def test_a_stream_that_is_left_stops_its_model(make_language_model: Make, how: str) -> None:
     model = make_language_model()
     steps = Steps(model)
-    model._scorer.exactness()
-    steps.expect(100, until_stopped)
-    stream = streamed(model, "What is tea?", LONG)
-    stream.next().result(LIMIT)
-    stream.close()
-    assert isinstance(stream.ticket.exception(LIMIT), AnswerCancelledError)
-    steps.remove()
-    assert generated(model) == generated(make_language_model())
-
-
-def test_so_does_one_that_is_dropped(make_language_model: Make) -> None:
-    model = make_language_model()
-    steps = Steps(model)
-    model._scorer.exactness()
+    model.scorer.exactness()
     steps.expect(100, until_stopped)
     stream = streamed(model, "What is tea?", LONG)
     stream.next().result(LIMIT)
     ticket = stream.ticket
+    if how == "closed":
+        stream.close()
     del stream
     assert isinstance(ticket.exception(LIMIT), AnswerCancelledError)
+    steps.remove()
+    assert generated(model) == generated(make_language_model())
 
 
 def test_a_pair_model_stops_and_judges_alike_afterwards(make_pair_model: Callable[..., Path]) -> None:

@@ -19,7 +19,6 @@ from semgrad_guard.errors import (
 from tests.random_llama import byte_tokenizer
 
 from .generated_models import build as generated
-from .worker_calls import pieces_of, streamed
 
 Make = Callable[..., LanguageModel]
 SAMPLED = GenerationOptions(max_tokens=12, temperature=1.0, seed=3)
@@ -49,7 +48,7 @@ def test_max_batch_bounds_the_rows_of_every_batch(make_language_model: Make) -> 
     model, questions = make_language_model(), ["a", "bb", "a longer question", "d", "e"]
     singly = [model.generate(question, SAMPLED).text for question in questions]
     rows = list[int]()
-    layer: Any = model._scorer.twin.layers[0]
+    layer: Any = model.scorer.twin.layers[0]
     layer.register_forward_pre_hook(lambda _, args, kwargs: rows.append(len(args[0])), with_kwargs=True)
     model.max_batch = 2
     assert len(model.generate_batch(questions, SAMPLED)) == len(questions)
@@ -107,22 +106,6 @@ def test_an_empty_answer_has_no_scores(make_language_model: Make) -> None:
     assert (generation.text, generation.response_ids, generation.finish_reason) == ("", (), "stop")
     assert generation.evidence.gradients() is None
     assert other.evidence.gradients() is None
-
-
-def test_streamed_pieces_are_the_text(language_model: LanguageModel) -> None:
-    whole = language_model.generate("Tell me more", SAMPLED)
-    stream = streamed(language_model, "Tell me more", SAMPLED)
-    pieces, generation = pieces_of(stream), stream.ticket.result()
-    assert "".join(pieces) == whole.text == generation.text
-    assert len(pieces) > 1
-    assert generation.evidence.gradients().scores.tier == "replay"
-
-
-def test_a_stream_never_shows_a_stop_string(language_model: LanguageModel) -> None:
-    whole = language_model.generate("Tell me more", SAMPLED)
-    stop = whole.text[4:7]
-    options = GenerationOptions(max_tokens=12, temperature=1.0, seed=3, stop=(stop, "never"))
-    assert "".join(pieces_of(streamed(language_model, "Tell me more", options))) == whole.text[: whole.text.index(stop)]
 
 
 def test_an_error_in_the_model_reaches_the_caller(make_language_model: Make) -> None:

@@ -173,12 +173,13 @@ def test_generation_defaults_of_a_checkpoint_play_no_part(adapted: bool, tokeniz
     assert len(found[0]) > 20
 
 
-@pytest.mark.parametrize("name", ["forward of the whole", "forward of an mlp", "a hook"])
-def test_a_patched_model_can_be_collected(name: str) -> None:
+@pytest.mark.parametrize("name", [None, "forward of the whole", "forward of an mlp", "a hook"])
+def test_a_scored_model_can_be_collected_patched_or_not(name: str | None) -> None:
     model = build("llama")
     score(model)
-    NOTICED[name](model)
-    score(model)
+    if name is not None:
+        NOTICED[name](model)
+        score(model)
     gone = weakref.ref(model)
     del model
     scorer_of(build("llama", num_hidden_layers=3))

@@ -92,4 +92,4 @@ def test_the_model_answers_where_there_is_no_room_even_for_the_self_check(tokeni
     assert generation.text == expected
     assert timed is not None
     assert "memory ran out" in str(timed.scores.reason)
-    assert language_model._scorer.exactness().way == "rows"
+    assert language_model.scorer.exactness().way == "rows"

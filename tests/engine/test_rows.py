@@ -6,7 +6,7 @@ others joined and left, or comes from elsewhere; it is scored together with othe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from semgrad_guard import GenerationOptions, LanguageModel, Memory
-from semgrad_guard.engine.answers.writing import BatchRequest, WrittenAnswer
+from semgrad_guard.engine.answers.writing import WrittenAnswer
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.tape import Row, Tape
 from semgrad_guard.engine.scores.gradients import NO_GRADIENT, GradientScores
@@ -26,7 +26,7 @@ from semgrad_guard.engine.scores.scorer import scorer_of
 from tests.pairwise import every
 
 from .oracle import Reference, reference_scores, worst_relative_error
-from .running import SETTINGS, batch_request, named, wrapped
+from .running import SETTINGS, named, row_of, wrapped
 from .test_adapters import LORA, peft, varied
 from .tiny_models import ARCHITECTURES, STATEFUL, build, shared, token_ids
 
@@ -89,38 +89,39 @@ def objectives(draw: st.DrawFn, n_layers: int) -> Objective:
 
 
 def written(
-    data: st.DataObject, model: LanguageModel, objective: Objective, requests: Sequence[BatchRequest]
+    data: st.DataObject, model: LanguageModel, objective: Objective, make: Callable[[], list[WrittenAnswer]]
 ) -> list[Text]:
-    """What a batch makes of requests that join and leave it at random steps; some texts are taken before their end."""
-    batch, left, rows, gone = model.running_batch(objective), list(requests), list[WrittenAnswer](), set[int]()
+    """What a batch makes of answers that join and leave it at random steps; some texts are taken before their end."""
+    batch, left, rows, gone = model.running_batch(objective), make(), list[WrittenAnswer](), set[int]()
     texts: list[Text] = []
 
     def text(row: WrittenAnswer, tape: Tape | None) -> Text:
         return Text(row.prompt.ids, row.prompt.semantic_token.offset, tuple(row.ids), tape)
 
     while left or batch.rows:
-        event = data.draw(st.sampled_from(["step", "step", "join", "pieces", "leave", "score", "let go"]))
+        event = data.draw(st.sampled_from(["step", "step", "join", "pieces", "leave", "score"]))
         some = data.draw(st.sampled_from(batch.rows)) if batch.rows else None
         if left and (some is None or event == "join"):
             count = data.draw(st.integers(1, 3))
-            rows += batch.join(left[:count])
+            batch.join(left[:count])
+            rows += left[:count]
             left = left[count:]
         elif left and event == "pieces":
-            for found in batch.join_in_pieces([left.pop(0)], data.draw(st.integers(1, 9))):
-                rows += found or ()
+            rows.append(left.pop(0))
+            for _ in batch.join_in_pieces(rows[-1:], data.draw(st.integers(1, 9))):
                 batch.step()
         elif some is not None and event == "leave":
             gone.add(id(some))
             batch.drop([some])
         elif some is not None and event == "score":
             texts.append(text(some, batch._tape_so_far(some)))
-        elif some is not None and event == "let go":
-            batch.let_go([(some, data.draw(st.integers(1, len(some.ids))))])
         else:
             batch.step()
-    assert [row.error for row in rows] == [None] * len(requests)
-    alone = batch.generations(model.write_whole(requests, most=len(requests)))
-    for row, single in zip(rows, alone, strict=True):
+    assert not any(row.error for row in rows)
+    alone = make()
+    for row in alone:
+        model.write_whole(row)
+    for row, single in zip(rows, batch.generations(alone), strict=True):
         whole = [*single.preceding_ids, *single.response_ids]
         assert row.ids[: len(whole)] == whole or id(row) in gone or single.scoring.answers[single.row].written
     return [*texts, *(text(row, row.tape()) for row in rows if id(row) not in gone and row.ids)]
@@ -187,14 +188,18 @@ def require_seen(found: Observation, expected: Observation) -> None:
 @given(data=st.data())
 def test_rows_of_answers_that_a_batch_wrote(name: str, data: st.DataObject) -> None:
     model = writing(name)
-    scorer = model._scorer
+    scorer = model.scorer
     assert scorer.joins
     scorer.memory = data.draw(MEMORIES)
     objective = data.draw(objectives(scorer.architecture.n_layers))
     wanted = data.draw(st.lists(st.tuples(QUESTIONS, OPTIONS, st.none() | st.integers(-9, -1)), min_size=1, max_size=5))
-    requests = [batch_request(model, (question, options), token=token) for question, options, token in wanted]
     looks = data.draw(st.integers(0, 3)) == 0
-    texts = written(data, model, Objective(gradients=False) if looks else objective, requests)
+    texts = written(
+        data,
+        model,
+        Objective(gradients=False) if looks else objective,
+        lambda: [row_of(model, (question, options), token=token) for question, options, token in wanted],
+    )
     if not texts:
         return
     rows = rows_of(data, texts, objective, in_context=True)
@@ -240,3 +245,26 @@ def test_which_of_them_have_a_cheap_way() -> None:
     ways = {name: scorer_of(shared(name)).exactness() for name in STATEFUL}
     assert {name for name, found in ways.items() if found.way == "continued"} >= {"lfm2", "mamba2"}
     assert all(scorer_of(shared(name)).exactness().way == "rows" for name in ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", ["falcon-h1", "lfm2", "llama4-chunked", "qwen3-next"])
+def test_an_answer_written_in_one_go_leaves_the_cache_that_its_score_continues(name: str) -> None:
+    """The same tokens and scores as where nothing is kept; a cache of the model as it was before a change is left."""
+    model, wanted = wrapped(name), ("What is tea?", GenerationOptions(max_tokens=9, temperature=1.0, seed=3))
+    kept, plain = row_of(model, wanted), row_of(model, wanted)
+    model.write_whole(kept, Objective())
+    model.write_whole(plain, Objective(gradients=False))
+    assert (kept.cut is None, plain.cut, kept.ids) == (False, None, plain.ids)
+    left, none = (model.running_batch().generations([row])[0].evidence for row in (kept, plain))
+    expected, seen, layer = none.gradients(), list[int](), model.scorer.twin.layers[0]
+    hook = layer.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append((args[0] if args else kwargs["hidden_states"]).shape[1]), with_kwargs=True
+    )
+    found = left.alone().gradients(), left.gradients()
+    hook.remove()
+    offset, length = plain.prompt.semantic_token.offset, len(plain.ids)
+    assert expected is not None
+    assert [one and one.scores for one in found] == [expected.scores] * 2
+    assert seen == [len(plain.prompt.ids) + offset, length - offset, length - offset], "read up to t*, or not at all"
+    model.refresh()
+    assert model.running_batch().generations([kept])[0].evidence.gradients() is not None

@@ -16,7 +16,7 @@ from semgrad_guard.engine.prompts.grammar import one_of, text_rule
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 from tests.whole_runs import whole_run
 
-from .running import Options, Wanted, batch_request, finished, joined, shared, wrapped
+from .running import Options, Wanted, finished, joined, row_of, shared, wrapped
 
 
 def some(random: Random, count: int) -> list[Wanted]:
@@ -56,7 +56,8 @@ def test_somebody_who_cannot_hear_harms_nobody(at: int) -> None:
         pieces.append(piece)
 
     batch, other = model.running_batch(), ("you", Options(max_tokens=6))
-    rows = batch.join([batch_request(model, ("Hi", options), listener), batch_request(model, other)])
+    rows = [row_of(model, ("Hi", options), listener), row_of(model, other)]
+    batch.join(rows)
     finished(batch)
     found = batch.generations(rows if at == 3 else rows[1:])[-1]
     assert str(rows[0].error) == "gone"
@@ -69,7 +70,8 @@ def test_what_is_heard_makes_the_text() -> None:
     for _ in range(3):
         wanted, batch = some(random, 4), model.running_batch()
         pieces: list[list[str]] = [[] for _ in wanted]
-        rows = batch.join([batch_request(model, item, own.append) for item, own in zip(wanted, pieces, strict=True)])
+        rows = [row_of(model, item, own.append) for item, own in zip(wanted, pieces, strict=True)]
+        batch.join(rows)
         finished(batch)
         found = batch.generations(rows)
         assert ["".join(own) for own in pieces] == [generation.text for generation in found]
@@ -87,7 +89,7 @@ def test_a_stop_ends_a_join_and_nothing_else() -> None:
         if len(read) == 2:
             stop.cancel()
 
-    layer: Any = model._scorer.twin.layers[0]
+    layer: Any = model.scorer.twin.layers[0]
     hook = layer.register_forward_pre_hook(count)
     with stopping(stop), pytest.raises(AnswerCancelledError):
         joined(model, batch, [("a", Options(max_tokens=6)), ("b" * 90, Options(max_tokens=6))])
@@ -101,7 +103,7 @@ def test_a_step_that_is_stopped_leaves_an_empty_batch_that_can_be_used() -> None
     model, wanted, stop = shared("llama"), ("Hi", Options(max_tokens=6)), Stop()
     batch = model.running_batch()
     joined(model, batch, [wanted, ("you", Options(max_tokens=6))])
-    layer: Any = model._scorer.twin.layers[1]
+    layer: Any = model.scorer.twin.layers[1]
     hook = layer.register_forward_pre_hook(lambda *_: stop.cancel())
     with stopping(stop), pytest.raises(AnswerCancelledError):
         batch.step()

@@ -45,9 +45,8 @@ def test_a_sample_depends_on_seed_prompt_and_number_alone(language_model: Langua
 
 def test_samples_are_drawn_once_for_equal_plans_and_the_whole_batch(language_model: LanguageModel, monkeypatch) -> None:
     drawn: list[int] = []
-    writer = language_model._writer
-    draw = writer._draw
-    monkeypatch.setattr(writer, "_draw", lambda own, wanted: (drawn.append(len(wanted)), draw(own, wanted))[1])
+    draw = language_model.draw
+    monkeypatch.setattr(language_model, "draw", lambda rows: (drawn.append(len(rows)), draw(rows))[1])
     batch = answered(language_model, QUESTIONS)
     first = [evidence.samples(Sampling(count=2, max_tokens=3)) for evidence in batch]
     again = [evidence.samples(Sampling(count=2, max_tokens=3)) for evidence in batch]
@@ -184,10 +183,10 @@ def test_diverse_beams_are_the_brute_force_search(make_language_model, penalty: 
     batch = answered(model, ["q", "Another one"])
     plan = DiverseBeams(count=4, penalty=penalty, max_tokens=4)
     for evidence in batch:
-        ends = set(model._writer.end_tokens)
+        ends = set(model.end_tokens)
         expected = brute_force_beams(model._model, list(evidence.prompt.ids), 4, penalty, 4, ends)
         # Answers that are nothing but white space hold no token.
-        kept = [ids if model._writer.decode(ids).strip() else () for ids in expected]
+        kept = [ids if model.decode(ids).strip() else () for ids in expected]
         assert [sample.ids for sample in evidence.samples(plan)] == kept
     if penalty == 0:
         assert len({sample.ids for sample in batch[0].samples(plan)}) == 1

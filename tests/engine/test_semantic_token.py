@@ -95,32 +95,25 @@ def test_no_user_text_moves_the_token(case, parts):
         assert (token + after == case.header) if case.header else (after.strip() == case.tail.strip())
 
 
-def test_header_behind_white_space_starts_at_its_first_visible_character():
-    tokenizer = with_template(
-        "{{ messages[0].content }}{% if add_generation_prompt %}{{ '\n\n \nASSISTANT:' }}{% endif %}"
-    )
-    prompt = render(tokenizer, "Hi")
-    assert split_at_token(tokenizer, prompt) == ("Hi\n\n \n", "ASSISTANT", ":")
+HEADER = "{{ messages[0].content }}{% if add_generation_prompt %}HEADER{% endif %}"
 
 
-def test_generation_prompt_of_white_space_is_no_header():
-    tokenizer = with_template("{{ messages[0].content }}{% if add_generation_prompt %}{{ '\n\n' }}{% endif %}")
-    prompt = render(tokenizer, "Hi")
-    assert split_at_token(tokenizer, prompt) == ("H", "i", "\n\n")
-    assert prompt.semantic_token.source == "user_text"
-
-
-def test_text_header_that_resembles_the_end_of_text_token():
-    """`<|bot|>` is ordinary text here: the shared `<|` of both endings belongs to it all the same."""
-    template = "{{ messages[0].content }}{% if add_generation_prompt %}<|bot|>{% else %}<|endoftext|>{% endif %}"
+@pytest.mark.parametrize(
+    ("template", "before", "from_token", "source"),
+    [
+        (HEADER.replace("HEADER", "{{ '\n\n \nASSISTANT:' }}"), "Hi\n\n \n", "ASSISTANT:", "assistant_header"),
+        (HEADER.replace("HEADER", "{{ '\n\n' }}"), "H", "i\n\n", "user_text"),
+        # ordinary text: the `<|` that both endings share belongs to it all the same
+        (HEADER.replace("HEADER", "<|bot|>{% else %}<|endoftext|>"), "Hi", "<|bot|>", "assistant_header"),
+        ("{{ 'on' if add_generation_prompt else 'off' }}: {{ messages[0].content }}!", "on: H", "i!", "user_text"),
+    ],
+    ids=["behind white space", "of white space", "like the end of a text", "a difference before the user's text"],
+)
+def test_headers_of_odd_forms(template, before, from_token, source):
     tokenizer = with_template(template, special=("<|endoftext|>",))
-    before, token, after = split_at_token(tokenizer, render(tokenizer, "Hi"))
-    assert (before, token + after) == ("Hi", "<|bot|>")
-
-
-def test_difference_before_the_users_text_is_no_header():
-    tokenizer = with_template("{{ 'on' if add_generation_prompt else 'off' }}: {{ messages[0].content }}!")
-    assert split_at_token(tokenizer, render(tokenizer, "Hi")) == ("on: H", "i", "!")
+    prompt = render(tokenizer, "Hi")
+    found = split_at_token(tokenizer, prompt)
+    assert (found[0], found[1] + found[2], prompt.semantic_token.source) == (before, from_token, source)
 
 
 def test_straddling_token_is_the_one_with_the_first_character():

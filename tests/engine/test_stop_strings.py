@@ -83,7 +83,7 @@ def test_samples_end_where_their_text_ends(pocket: LanguageModel) -> None:
 
 
 def test_half_a_character_is_no_end(pocket: LanguageModel) -> None:
-    codec = pocket._writer
+    codec = pocket
     ids = codec.encode("Ω!")
     assert len(ids) > 2, "the first character must be spread over several tokens"
     assert visible(ids, ("!",), codec).ids == ids[:-1]
@@ -91,7 +91,7 @@ def test_half_a_character_is_no_end(pocket: LanguageModel) -> None:
 
 def test_tokens_that_show_no_text_stay_in_front(pocket: LanguageModel) -> None:
     """Marks of tool calls are such tokens: a cut behind them must not lose them."""
-    codec, mark = pocket._writer, pocket._end_tokens[0]
+    codec, mark = pocket, pocket.end_tokens[0]
     ids = [mark, *codec.encode("Ulaanbaatar")]
     found = visible(ids, ("nbaatar",), codec)
     assert found.text == "Ulaa"

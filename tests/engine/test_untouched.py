@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -243,15 +241,6 @@ def test_the_callers_mode_is_kept_and_changes_no_score(name: str, caller: str) -
     assert first == second
     assert worst_relative_error(first, expected) < 1e-7
     assert worst_relative_error(score(model), expected) < 1e-7
-
-
-def test_a_scored_model_can_be_collected() -> None:
-    model = build("llama")
-    score(model)
-    gone = weakref.ref(model)
-    del model
-    gc.collect()
-    assert gone() is None
 
 
 def test_no_graph_or_state_outlives_a_score() -> None:

@@ -153,7 +153,7 @@ def test_weights_are_freed_with_their_last_user(make_language_model: Make, monke
     """The idle thread holds none of them, and ends some time later."""
     monkeypatch.setattr(worker, "IDLE", 1.0)
     before, model = threads(), make_language_model(seed=2)
-    ghosts = [weakref.ref(model), weakref.ref(model._model), weakref.ref(model.worker), weakref.ref(model._scorer)]
+    ghosts = [weakref.ref(model), weakref.ref(model._model), weakref.ref(model.worker), weakref.ref(model.scorer)]
     assert submitted(model, "hello").outcome().completion_tokens > 1
     [idle] = [thread for thread in threads() if thread not in before]
     del model
@@ -265,7 +265,7 @@ class Passes:
 
     def __init__(self, model: LanguageModel) -> None:
         self.widths = list[int]()
-        copy: Any = model._scorer.twin.model
+        copy: Any = model.scorer.twin.model
         embedding = copy.get_input_embeddings()
         self._handle = embedding.register_forward_pre_hook(lambda _, given: self.widths.append(given[0].shape[1]))
 
@@ -322,7 +322,7 @@ def test_a_long_prompt_whose_caller_leaves_is_read_no_further(make_language_mode
     ticket = submitted(model, "a long question, " * 60)
     long = submitted(model, "another question, " * 60)
     other = submitted(model, "hello")
-    copy: Any = model._scorer.twin.model
+    copy: Any = model.scorer.twin.model
 
     def leave(*_: object) -> None:
         ticket.cancel()

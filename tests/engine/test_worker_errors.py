@@ -89,14 +89,14 @@ def test_a_request_that_follows_the_end_of_the_thread_is_answered_by_another(
         thread.start()
         thread.join(LIMIT)
 
-    free, errors, following = busy(model), iter([ZeroDivisionError("once")]), model.worker._next
+    free, errors, following = busy(model), iter([ZeroDivisionError("once")]), model.worker._begin_next
 
     def fails_once() -> Any:
         for error in errors:
             raise error
         return following()
 
-    monkeypatch.setattr(model.worker, "_next", fails_once)
+    monkeypatch.setattr(model.worker, "_begin_next", fails_once)
     ticket = submitted(model, "first")
     ticket.add_done_callback(submit_again)
     free.set()

@@ -14,14 +14,18 @@ from semgrad_guard.engine.scores.observed import Observation
 from semgrad_guard.errors import EmptyLayerSpanError, InputError
 from semgrad_guard.estimators import (
     ESTIMATORS,
+    SAR,
     ExGrad,
     GreatestEntropy,
     GreedyNLL,
     HybridGrad,
+    Inside,
     MaxProbability,
     MeanEntropy,
+    MutualInformation,
     ParaGrad,
     RootNLL,
+    SemanticDensity,
     SemGrad,
 )
 
@@ -107,6 +111,10 @@ def test_names_and_titles_are_unique() -> None:
         (lambda: HybridGrad(beta=-1.0), InputError),
         (lambda: SemGrad(layers=(7,)), InputError),
         (lambda: SemGrad(layers=()), EmptyLayerSpanError),
+        (lambda: Inside(alpha=0.0), InputError),
+        (lambda: SemanticDensity(temperature=0.0), InputError),
+        (lambda: SAR(t=0.0), InputError),
+        (lambda: MutualInformation(f1=1.0), InputError),
     ],
 )
 def test_bad_settings(make, error, evidence) -> None:

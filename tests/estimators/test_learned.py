@@ -71,7 +71,7 @@ def test_fitted_it_scores_by_its_features(evidence) -> None:
 
 
 def test_an_empty_answer_has_nothing_to_read(evidence) -> None:
-    empty = BatchScoring(evidence.sampler, [replace(evidence.answer, ids=())]).evidence[0]
+    empty = BatchScoring(evidence.model, [replace(evidence.answer, ids=())]).evidence[0]
     score = FusedStates()(empty)
     assert (score.uncertainty, score.reason, score.features) == (None, "the response is empty", None)
 

@@ -88,7 +88,7 @@ def test_sar_leaves_each_token_out(evidence, cross_encoder: CrossEncoder, langua
     p = []
     for sample, whole in zip(samples, texts, strict=True):
         cropped = [sample.ids[:i] + sample.ids[i + 1 :] for i in range(len(sample.ids))]
-        rest = [f"{row.question} {language_model._writer.decode(ids).strip()}" for ids in cropped]
+        rest = [f"{row.question} {language_model.decode(ids).strip()}" for ids in cropped]
         relevance = 1 - np.array(g([(whole, text) for text in rest]))
         p.append(math.exp((relevance / relevance.sum() * np.array(sample.log_probs)).sum()))
     energies = []
@@ -105,32 +105,18 @@ def likelihood(model: LanguageModel, prompt: Sequence[int], answer: Sequence[int
     return sum(float(log_p[i, token]) for i, token in enumerate(answer))
 
 
-def test_p_true_asks_through_the_chat_template(evidence, language_model: LanguageModel) -> None:
-    for row in evidence:
-        prompt = language_model.render(
-            f"Question: {row.question}\nProposed Answer: {row.text.strip()}\nIs the proposed answer:\n (A) True\n"
-            " (B) False\nThe proposed answer is:"
-        )
-        tokens = {form: language_model.tokenizer(form)["input_ids"] for form in ("True", "(A)", "False", "(B)")}
-        p = {form: math.exp(likelihood(language_model, prompt.ids, ids)) for form, ids in tokens.items()}
-        true, false = p["True"] + p["(A)"], p["False"] + p["(B)"]
-        assert PTrue()(row).uncertainty == pytest.approx(false / (true + false))
-
-
-def test_p_true_writes_a_blank_before_the_word_where_the_prompt_ends_in_none(make_language_model) -> None:
-    model = make_language_model(chat_template=None)
+@pytest.mark.parametrize(("template", "blank"), [({}, ""), ({"chat_template": None}, " ")], ids=["chat", "plain"])
+def test_p_true_asks_through_the_template(make_language_model, template: dict[str, None], blank: str) -> None:
+    """A blank comes before the word where the prompt ends in no white space."""
+    model = make_language_model(**template)
     row = model.generate("q", GenerationOptions(max_tokens=3)).evidence
-    text = (
+    prompt = model.render(
         f"Question: q\nProposed Answer: {row.text.strip()}\nIs the proposed answer:\n (A) True\n (B) False\n"
         "The proposed answer is:"
     )
-    prompt = model.tokenizer(text)["input_ids"]
-    p = {
-        form: math.exp(likelihood(model, prompt, model.tokenizer(form)["input_ids"]))
-        for form in (" True", " (A)", " False", " (B)")
-    }
-    true, false = p[" True"] + p[" (A)"], p[" False"] + p[" (B)"]
-    assert PTrue()(row).uncertainty == pytest.approx(false / (true + false))
+    forms = ("True", "(A)", "False", "(B)")
+    p = [math.exp(likelihood(model, prompt.ids, model.tokenizer(blank + form)["input_ids"])) for form in forms]
+    assert PTrue()(row).uncertainty == pytest.approx(sum(p[2:]) / sum(p))
 
 
 def test_mutual_information_puts_the_first_answer_into_the_prompt(evidence, language_model: LanguageModel) -> None:

@@ -13,7 +13,7 @@ from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import DiverseBeams
 from semgrad_guard.engine.answers.request import Request
 from semgrad_guard.engine.answers.text import Piece, ThoughtPiece
-from semgrad_guard.engine.answers.writing import BatchRequest, WrittenAnswer
+from semgrad_guard.engine.answers.writing import WrittenAnswer
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import MeanEntropy, Sampling, SelfConsistency, SemanticEntropy
 from semgrad_guard.guard.answering import Answerer
@@ -101,7 +101,8 @@ def test_a_running_batch_keeps_the_rule(model: LanguageModel) -> None:
     pieces: list[Piece] = []
     batch, prompt = model.running_batch(), model.render(QUESTIONS[0])
 
-    rows = batch.join([BatchRequest(prompt, GenerationOptions(), pieces.append)])
+    rows = [batch.answer(prompt, GenerationOptions(), listener=pieces.append)]
+    batch.join(rows)
     while batch.rows:
         batch.step()
     (generation,) = batch.generations(rows)
@@ -118,8 +119,7 @@ def test_a_call_in_a_thought_is_no_call(model: LanguageModel) -> None:
     asking = LanguageModel.from_transformers(model._model, model.tokenizer, template_options=given)
     call = '<tool_call>\n{"name": "%s", "arguments": {}}\n</tool_call>'
     text = f"<think>\nI could call {call % 'g'}\n</think>\n\n{call % 'f'}"
-    request = BatchRequest(asking.render("Hi", tools=tools), GenerationOptions(max_tokens=99))
-    row = WrittenAnswer(request, asking._writer)
+    row = WrittenAnswer(asking, asking.render("Hi", tools=tools), GenerationOptions(max_tokens=99))
     for token in model.tokenizer(text, add_special_tokens=False)["input_ids"]:
         row.take(token)
     (generation,) = asking.running_batch().generations([row])
@@ -132,7 +132,8 @@ def written_by(model: LanguageModel, way: str, options: GenerationOptions) -> li
     if way == "run":
         return model.generate_batch(questions, options)
     batch = model.running_batch()
-    rows = batch.join([BatchRequest(model.render(question), options) for question in questions])
+    rows = [batch.answer(model.render(question), options) for question in questions]
+    batch.join(rows)
     while batch.rows:
         batch.step()
     return batch.generations(rows)
@@ -145,7 +146,7 @@ def test_a_thought_is_closed_after_its_budget(model: LanguageModel, way: str, le
     assert usual[0].reasoning is not None
     budget = usual[0].reasoning.span[1] - left_out
     options = GenerationOptions(max_tokens=64, max_thinking_tokens=budget)
-    closing = model._writer.encode("\n</think>\n\n")
+    closing = model.encode("\n</think>\n\n")
     for question, generation, free in zip([*QUESTIONS, UNTHOUGHT], written_by(model, way, options), usual, strict=True):
         before, answer = generation.preceding_ids, generation.response_ids
         assert generation.reasoning is None or generation.reasoning.why_unscored is None
@@ -187,7 +188,7 @@ def test_samples_are_compared_by_their_answers(model: LanguageModel, make: Any) 
     [(Sampling(3, temperature=0.01), False), (Sampling(3, temperature=0.01), True), (DiverseBeams(3), False)],
 )
 def test_the_thoughts_of_samples_have_the_answers_budget(model: LanguageModel, plan: Any, together: bool) -> None:
-    options, closing = GenerationOptions(max_tokens=64, max_thinking_tokens=4), model._writer.encode("\n</think>\n\n")
+    options, closing = GenerationOptions(max_tokens=64, max_thinking_tokens=4), model.encode("\n</think>\n\n")
     draws = (plan,) if together else ()  # drawn while the answer is written
     request = Request(prompt=model.render(QUESTIONS[0]), options=(options,), draws=draws, finish=itemgetter(0))
     evidence = model.submit(request).result().evidence

@@ -224,6 +224,25 @@ def test_a_sentence_ends_while_a_character_is_being_written(language_model: Lang
     assert scores(stream.verdict) == pytest.approx(scores(whole), rel=1e-5)
 
 
+class Closing(FixedModel):
+    """Ends a thought that it has not begun, behind two sentences."""
+
+    def fitted(self, options: GenerationOptions | None, *prompts: Prompt) -> GenerationOptions:
+        grammar = 'start: "Tea is old. Milk is hot! </think> Go there. And stay."'
+        return replace(super().fitted(options, *prompts), max_tokens=99, grammar=grammar)
+
+
+@pytest.mark.parametrize("on_doubt", ["stop", "drop"])
+def test_what_may_be_a_thought_behind_sentences_is_withheld(language_model: LanguageModel, on_doubt: Any) -> None:
+    stream = guard(Closing.like(language_model), 1e9, on_doubt=on_doubt).stream("q")
+    pieces = list(stream)
+    assert pieces[:2] == ["Tea is old. ", "Milk is hot! "]
+    assert "Go" not in "".join(pieces)
+    assert stream.verdict.text == "".join(pieces)
+    assert actions(stream.verdict) == ["deliver", "deliver", on_doubt]
+    assert "mark of reasoning" in str(stream.verdict.sentences[2].reason)
+
+
 def test_sentences_whose_tokens_do_not_spell_them_yet_wait(model: FixedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     ended, calls = batch.ended_sentences, list[int]()
 

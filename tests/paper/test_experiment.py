@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard import GenerationOptions, LanguageModel, SemGrad
-from semgrad_guard.engine.answers.writing import Writer
+from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import Estimator, SemanticDensity
 from semgrad_guard.estimators.samples import AskingEstimator
@@ -173,13 +173,13 @@ def test_mixed_forms_and_empty_suites_are_refused(experiment: Experiment, tmp_pa
 def test_samples_are_read_once(experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Semantic Density reads its samples at a temperature of its own, and the record keeps just that."""
     readings: list[float] = []
-    judged = Writer.judged
+    judged = WritingModel.judged
 
-    def counted(self: Writer, *arguments: Any, temperature: float = 1.0) -> Any:
+    def counted(self: WritingModel, *arguments: Any, temperature: float = 1.0) -> Any:
         readings.append(temperature)
         return judged(self, *arguments, temperature=temperature)
 
-    monkeypatch.setattr(Writer, "judged", counted)
+    monkeypatch.setattr(WritingModel, "judged", counted)
     few = {name: experiment.estimators[name] for name in ("ln_pe", "semantic_entropy", "semantic_density")}
     (answer,) = replace(experiment, estimators=few).run(QUESTIONS[:1], tmp_path / "run.jsonl")
     assert sorted(readings) == [0.1, 1.0]

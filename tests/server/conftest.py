@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Policy
+from semgrad_guard.engine.answers.request import Work
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.guard import Answerer, Terms
 from tests.steps import Steps, until
@@ -143,7 +144,7 @@ def unwatched(scheduler: Any) -> None:
 
 def question_of(job: Any) -> str | None:
     """The question of a request, from its rendered prompt; None for other work."""
-    return None if job.request is None else job.request.prompt.text.partition("user\n")[2].partition("<")[0]
+    return None if isinstance(job, Work) else job.request.prompt.text.partition("user\n")[2].partition("<")[0]
 
 
 def held(scheduler: Scheduler, begun: list[Any], *, at: int) -> Steps:

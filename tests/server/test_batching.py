@@ -21,10 +21,8 @@ from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.scheduler import AnswerRequest, LiveAnswers, Scheduler
 from tests.engine.tiny_models import build
 from tests.leaks import objects_alive, smallest_growth
-from tests.pairwise import every
 from tests.random_llama import byte_tokenizer
 from tests.steps import LIMIT
-from tests.whole_runs import whole_run
 
 from .conftest import ALL, Serve, asking, events, question_of, watched
 
@@ -118,9 +116,8 @@ def mixed(output: Any) -> Any:
 
 
 def of_kind(kind: str) -> LanguageModel:
-    """A model whose requests join at any step, run together where they are as long, or run one by one."""
-    name = {"steps": "llama", "equal_lengths": "jamba", "none": "jamba"}.get(kind, kind)
-    model = build(name, dtype=torch.float32, vocab_size=258, eos_token_id=257, pad_token_id=257)
+    """A model whose requests join at any step, or run one by one."""
+    model = build("llama", dtype=torch.float32, vocab_size=258, eos_token_id=257, pad_token_id=257)
     if kind == "none":  # rows that see each other
         layer: Any = model.get_submodule("model.layers.0")
         layer.register_forward_hook(lambda *call: mixed(call[2]))
@@ -208,19 +205,19 @@ async def test_an_error_is_told_to_whose_it_is(
         require_alone(language_model, wanted, drafts)
 
 
-@pytest.mark.parametrize("kind", ["steps", "equal_lengths", "none"])
+@pytest.mark.parametrize("kind", ["steps", "none"])
 async def test_every_kind_of_batching(start: Start, serve: Serve, kind: str) -> None:
     model = of_kind(kind)
     alike = [request("hello"), request("a longer question"), request("x", count=2)]
     requests = [*alike, request("late", max_tokens=3), request("y", temperature=1.0, seed=3, count=2)]
     scheduler, rows = start(model), list[int]()
     await scheduler.work(lambda: None)  # the model was looked at: those passes are no requests
-    layer: Any = model._scorer.twin.layers[0]
+    layer: Any = model.scorer.twin.layers[0]
     model.generate("Hi", GenerationOptions(max_tokens=1)).evidence.gradients()  # the self-check is no request
     hook = layer.register_forward_pre_hook(lambda _, args, kwargs: rows.append(len(args[0])), with_kwargs=True)
     found = await answered(scheduler, requests)
     hook.remove()
-    assert max(rows) == {"steps": 7, "equal_lengths": 4, "none": 1}[kind]
+    assert max(rows) == {"steps": 7, "none": 1}[kind]
     for wanted, drafts in zip(requests, found, strict=True):
         require_alone(model, wanted, drafts)
     async with serve(ALL, model=model, scheduler=scheduler) as client:
@@ -228,34 +225,6 @@ async def test_every_kind_of_batching(start: Start, serve: Serve, kind: str) -> 
         assert described["semgrad_guard"]["batching"] == kind
         pieces = events((await client.post(CHAT, json=asking("hello", stream=True))).text)
     assert "".join(piece["choices"][0]["delta"].get("content") or "" for piece in pieces) == found[0][0].answer.text
-
-
-HYBRID = ("jamba", "falcon-h1", "lfm2", "qwen3-next", "mamba2", "recurrent-gemma")
-
-
-@pytest.mark.parametrize("name", every(3, HYBRID))
-async def test_where_layers_keep_a_state_prompts_of_equal_length_run_together(start: Start, name: str) -> None:
-    """Those in between run by themselves, in the order in which they came; none waits for what came later."""
-    model = of_kind(name)
-    scheduler, rows = start(model), list[int]()
-    requests = [
-        request("hello"), request("a longer question"), request("world"), request("other", temperature=1.0, seed=3),
-        request("a longer questioo"), request("words", max_tokens=3), request("x" * 5), request("y" * 5, stop=("a",)),
-    ]  # fmt: skip
-    await scheduler.work(lambda: None)
-    begun, _ = watched(scheduler)
-    whole_run(model, "Hi", GenerationOptions(max_tokens=1)).evidence.gradients()
-    layer: Any = model._scorer.twin.layers[0]
-    hook = layer.register_forward_pre_hook(lambda *call: rows.append(len(next(iter((*call[1], *call[2].values()))))),
-                                           with_kwargs=True)  # fmt: skip
-    found = await answered(scheduler, requests)
-    hook.remove()
-    assert scheduler.batching == "equal_lengths"
-    assert max(rows) == 6
-    order = [question for job in begun if (question := question_of(job))]
-    assert order == ["hello", "world", "other", "words", "xxxxx", "yyyyy", "a longer question", "a longer questioo"]
-    for wanted, drafts in zip(requests, found, strict=True):
-        require_alone(model, wanted, drafts)
 
 
 async def test_what_cannot_join_is_written_by_itself(start: Start) -> None:
@@ -289,7 +258,7 @@ async def test_the_queue_keeps_its_order_and_nobody_starves(
 ) -> None:
     """A request that needs much room is not overtaken by those that would fit before it."""
     width = len(language_model.render("q0").ids) + 8
-    three = 3 * width * language_model._scorer.exactness().token_bytes
+    three = 3 * width * language_model.scorer.exactness().token_bytes
     monkeypatch.setattr(language_model, "memory", Memory(running=three))
     scheduler = start()
     begun, _ = watched(scheduler)

@@ -179,7 +179,7 @@ async def test_sentences_leave_while_their_answer_is_written(twin: TwinLanguageM
     answers = [*((at, own.append) for at, own in zip(wanted, pieces, strict=True)), (high, gone)]
     whole, other, cut, left = await asyncio.gather(
         *(
-            written_in_parts(ask, scores, ids, str(number), EarlySentences(terms_of(at), hear), twin._writer)
+            written_in_parts(ask, scores, ids, str(number), EarlySentences(terms_of(at), hear), twin)
             for number, (at, hear) in enumerate(answers)
         ),
         return_exceptions=True,
@@ -404,7 +404,7 @@ def test_reasoning_is_told_apart_where_vllm_writes() -> None:
     read = ask(READ, to_read(request))
     (ids,) = thinker.tokenizer([f"{thought_through(question)}<|im_end|>"], add_special_tokens=False)["input_ids"]
     pieces = list[Any]()
-    answer = BegunAnswer(thinker._writer, read, read.options[0], pieces.append)
+    answer = BegunAnswer(thinker, read, read.options[0], pieces.append)
     for token in ids:
         answer.add([token])
     assert "".join(piece.text for piece in pieces if isinstance(piece, ThoughtPiece)) == THOUGHTS[question]
@@ -427,7 +427,7 @@ def test_a_thought_is_ended_where_vllm_writes() -> None:
     scoring = Scoring(twin, opening, SimpleNamespace(speculative_config=None), listener)
     request = replace(request_of(question), options=options)
     READ.read(scoring.answered(READ.name, READ.sent.dump_json(to_read(request)).decode()))
-    usual, closing = thinker.generate(question).preceding_ids, thinker._writer.encode("\n</think>\n\n")
+    usual, closing = thinker.generate(question).preceding_ids, thinker.encode("\n</think>\n\n")
     ids = list(usual[:3])
     of_vllm.input_batch.req_ids = ["other", f"{to_read(request).names[0]}-0a1b"]
     of_vllm.input_batch.req_output_token_ids = [list(usual[:4]), ids]

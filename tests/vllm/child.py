@@ -17,7 +17,6 @@ from passes import evidence_by, passes_of, shared
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy, Router
 from semgrad_guard.engine.answers.answer import Generation
-from semgrad_guard.engine.answers.writing import BatchRequest
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import AnswerCancelledError, BindingMismatchError, InputError
@@ -42,14 +41,14 @@ def found(folder: str, dtype: str) -> dict[str, object]:
     state = torch.random.get_rng_state()
     theirs, ours = served.generate_batch(QUESTIONS, LONG), own.generate_batch(QUESTIONS, LONG)
     again = served.generate_batch(QUESTIONS, LONG)
-    passes = passes_of(served._scorer)
+    passes = passes_of(served.scorer)
     scores = [answer.evidence.gradients().scores for answer in theirs]
     passes_of_scores = len(passes)
     after = served.generate_batch(QUESTIONS, LONG)
     text = theirs[0].text
     return {
         "shared": [shared(served._model, served._engine.runner.model), len(list(served._model.parameters()))],
-        "end_tokens": [served._end_tokens, own._end_tokens],
+        "end_tokens": [served.end_tokens, own.end_tokens],
         "ids": [[list(answer.response_ids) for answer in answers] for answers in (theirs, again, after, ours)],
         "ends": [[answer.finish_reason, answer.cut, answer.completion_tokens] for answer in theirs],
         "own_ends": [[answer.finish_reason, answer.cut, answer.completion_tokens] for answer in ours],
@@ -87,7 +86,7 @@ def found(folder: str, dtype: str) -> dict[str, object]:
 def observed(served: LanguageModel, own: LanguageModel) -> dict[str, object]:
     """What is read off vLLM's own passes, how many passes of ours that took, and what our engine alone observes."""
     answers = served.generate_batch([*QUESTIONS, QUESTIONS[0] * 3], GenerationOptions(max_tokens=9))
-    passes = passes_of(served._scorer)
+    passes = passes_of(served.scorer)
     found = [told_of(answer) for answer in answers]
     count = len(passes)
     theirs = own.generate_batch([*QUESTIONS, QUESTIONS[0] * 3], GenerationOptions(max_tokens=9))
@@ -162,7 +161,8 @@ def refused(served: VLLMLanguageModel) -> dict[str, object]:
     prompt = served.render(QUESTIONS[0])
     longer = replace(prompt, ids=prompt.ids * 60)
     try:
-        served.running_batch().join([BatchRequest(prompt, LONG), BatchRequest(longer, LONG)])
+        batch = served.running_batch()
+        batch.join([batch.answer(prompt, LONG), batch.answer(longer, LONG)])
     except InputError as error:
         left = served._llm.llm_engine.has_unfinished_requests()
         return {"error": str(error), "left": left, "next": len(served.generate(QUESTIONS[0], LONG).response_ids)}

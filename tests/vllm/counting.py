@@ -30,8 +30,8 @@ class CountingWorker(ScoringWorker):
         if scoring is not None:
             model: Any = scoring._model
             if name == OPEN.name:
-                worker["counted"], worker["again"] = passes_of(model._scorer), list[bool]()
-                last: Any = model._scorer.twin.layers[-1]
+                worker["counted"], worker["again"] = passes_of(model.scorer), list[bool]()
+                last: Any = model.scorer.twin.layers[-1]
                 last.register_forward_pre_hook(lambda *_: worker["again"].append(not torch.is_grad_enabled()))
             found = {
                 "passes": len(worker["counted"]),

@@ -19,8 +19,9 @@ from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.batch import RunningBatch
 from semgrad_guard.engine.answers.readings import likeliest
-from semgrad_guard.engine.answers.writing import BatchRequest, WrittenAnswer
+from semgrad_guard.engine.answers.writing import WrittenAnswer
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.vllm import VLLMLanguageModel
 from semgrad_guard.vllm.shared_weights import library
 
@@ -68,10 +69,10 @@ class Mixed:
         self.own, self.random, self.found = LanguageModel.from_pretrained(folder, dtype="float32"), Random(5), Found()
         lengths = Random(7)
         self.asked = [
-            BatchRequest(self.served.render(question), GenerationOptions(max_tokens=lengths.randint(1, 24)))
+            (self.served.render(question), GenerationOptions(max_tokens=lengths.randint(1, 24)))
             for question in questions(count)
         ]
-        self.passes = passes_of(self.served._scorer)
+        self.passes = passes_of(self.served.scorer)
 
     def run(self) -> Found:
         """All of them, in a batch that is never the same for long."""
@@ -95,26 +96,30 @@ class Mixed:
         return self.found
 
     def join(
-        self, batch: RunningBatch, waiting: Iterator[tuple[int, BatchRequest]], running: dict[int, WrittenAnswer]
+        self,
+        batch: RunningBatch,
+        waiting: Iterator[tuple[int, tuple[Prompt, GenerationOptions]]],
+        running: dict[int, WrittenAnswer],
     ) -> bool:
         """As many as there is place for, several at a time or none; more than vLLM works on at once."""
         room = min(2 * ROWS - len(running), self.random.randint(0, 8) if running else 8)
-        some = [pair for _, pair in zip(range(room), waiting, strict=False)]
-        running.update(zip((number for number, _ in some), batch.join([request for _, request in some]), strict=True))
+        some = {number: batch.answer(*asked) for _, (number, asked) in zip(range(room), waiting, strict=False)}
+        batch.join([*some.values()])
+        running.update(some)
         return bool(some)
 
     def written_alone(self) -> list[list[int]]:
         """What vLLM writes without us, and without what it remembers of it."""
         sampling = [
             library().SamplingParams(
-                max_tokens=request.options.max_tokens, temperature=0.0, stop_token_ids=list(self.served._end_tokens)
+                max_tokens=options.max_tokens, temperature=0.0, stop_token_ids=list(self.served.end_tokens)
             )
-            for request in self.asked
+            for _, options in self.asked
         ]
-        prompts = [{"prompt_token_ids": list(request.prompt.ids)} for request in self.asked]
+        prompts = [{"prompt_token_ids": list(prompt.ids)} for prompt, _ in self.asked]
         outputs = self.served._llm.generate(prompts, sampling, use_tqdm=False)
         self.served._llm.reset_prefix_cache()
-        ends = self.served._end_tokens
+        ends = self.served.end_tokens
         return [[token for token in output.outputs[0].token_ids if token not in ends] for output in outputs]
 
     def compare(self, answers: Sequence[Generation], numbers: Sequence[int], alone: Sequence[list[int]]) -> None:
@@ -148,7 +153,7 @@ class Mixed:
         """Whether two answers part where two tokens are as likely as each other."""
         first = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
         own = evidence_by(self.own, [answer])[0]
-        best, second = likeliest(own.sampler.scorer, own.prompt.ids, (*other[:first], 0), 2)[first]
+        best, second = likeliest(own.model.scorer, own.prompt.ids, (*other[:first], 0), 2)[first]
         return best[1] - second[1] < NEAR_TIE
 
 

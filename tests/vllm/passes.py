@@ -11,7 +11,7 @@ from torch import nn
 
 from semgrad_guard.engine.answers.answer import BatchScoring, Evidence, Generation
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.scores.scorer import Kind
+from semgrad_guard.engine.scores.exactness import Kind
 
 
 def passes_of(scorer: Any) -> list[int]:
@@ -35,4 +35,4 @@ def shared(twin: nn.Module, served: nn.Module) -> int:
 
 def evidence_by(own: LanguageModel, answers: Sequence[Generation]) -> tuple[Evidence, ...]:
     """The same tokens as our engine sees them, as one batch."""
-    return BatchScoring(own._writer, [one.evidence.answer for one in answers]).evidence
+    return BatchScoring(own, [one.evidence.answer for one in answers]).evidence

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from semgrad_guard import GenerationOptions
-from semgrad_guard.engine.answers.writing import BatchRequest
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.vllm.engine import WrittenAnswers
 from semgrad_guard.vllm.language_model import TwinLanguageModel
@@ -81,7 +80,8 @@ def test_a_tape_holds_its_own_positions(data: st.DataObject) -> None:
     MODEL.record(listener)
     batch = MODEL.written(Objective(), listener)
     assert isinstance(batch, WrittenAnswers)
-    rows = [batch.begin(str(n), BatchRequest(MODEL.render(q), GenerationOptions())) for n, q in enumerate(QUESTIONS)]
+    rows = [batch.answer(MODEL.render(q), GenerationOptions(), name=str(n)) for n, q in enumerate(QUESTIONS)]
+    batch.join(rows)
     begins = [row.begin for row in rows]
     # positions in vLLM's cache: a prefix that another request has left
     computed = [data.draw(st.integers(0, len(row.prompt.ids) - 1)) for row in rows]
@@ -103,8 +103,6 @@ def test_a_tape_holds_its_own_positions(data: st.DataObject) -> None:
             computed[number] = first + count
             if computed[number] == len(rows[number].prompt.ids) + len(rows[number].ids):
                 rows[number].ids.append(5)
-        if data.draw(st.integers(0, 9)) == 0:
-            batch.let_go([(rows[0], len(rows[0].ids))])
     for number, (row, begin) in enumerate(zip(rows, begins, strict=True)):
         holds(listener, row, number, begin)
 
@@ -129,7 +127,9 @@ def test_what_was_not_recorded_is_no_tape() -> None:
     runner = Runner()
     listener = Listener(runner)
     MODEL.record(listener)
-    row = MODEL.written(Objective(), listener).begin("0", BatchRequest(MODEL.render("Who?"), GenerationOptions()))
+    batch = MODEL.written(Objective(), listener)
+    row = batch.answer(MODEL.render("Who?"), GenerationOptions(), name="0")
+    batch.join([row])
     runner.run([(0, 0, len(row.prompt.ids))])
     row.ids.append(5)
     assert listener.tape(row) is not None

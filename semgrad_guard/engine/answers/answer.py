@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from semgrad_guard.engine.answers.options import GenerationOptions, Sample, SamplingPlan
 from semgrad_guard.engine.answers.readings import likeliest
-from semgrad_guard.engine.answers.writing import Writer
+from semgrad_guard.engine.answers.writing import planned
+from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.responses import Reasoning
@@ -114,13 +115,13 @@ class BatchScoring:
 
     def __init__(
         self,
-        sampler: Writer,
+        model: WritingModel,
         answers: Sequence[Answer],
         *,
         tapes: Sequence[Tape | None] = (),
         in_context: bool = False,
     ) -> None:
-        self._sampler: Writer | None = sampler
+        self._model: WritingModel | None = model
         self.answers, self._in_context = tuple(answers), in_context
         self._tapes: Sequence[Tape | None] = tuple(tapes)
         self._results: dict[Hashable, Sequence[Any]] = {}
@@ -128,25 +129,25 @@ class BatchScoring:
 
     def __getstate__(self) -> dict[str, Any]:
         # Also for `deepcopy`: a copy with a model would keep the KV cache of an answer that is never scored.
-        return {**self.__dict__, "_sampler": None, "_tapes": (), "_epoch": None}
+        return {**self.__dict__, "_model": None, "_tapes": (), "_epoch": None}
 
     @property
-    def sampler(self) -> Writer:
-        """For questions about the answers: renders prompts and reads answers to them.
+    def model(self) -> WritingModel:
+        """The model that scores the answers, renders prompts and reads answers to them.
 
         Raises:
             DetachedRecordError: this is a copy.
         """
-        if self._sampler is None:
+        if self._model is None:
             raise DetachedRecordError(
                 "This record of an answer was copied without its model, and holds only what was computed before. "
                 "Compute what you need before you copy it, or score the text again with LanguageModel.evidence(...)."
             )
-        return self._sampler
+        return self._model
 
     @property
     def _lock(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._sampler is None else self._sampler.scorer.lock
+        return nullcontext() if self._model is None else self._model.scorer.lock
 
     @classmethod
     def joined(cls, answers: Sequence[Evidence]) -> BatchScoring:
@@ -154,7 +155,7 @@ class BatchScoring:
 
         Earlier results about them are computed again.
         """
-        return cls(answers[0].sampler, [one.answer for one in answers])
+        return cls(answers[0].model, [one.answer for one in answers])
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
@@ -215,7 +216,7 @@ class BatchScoring:
 
     def _forget_another_models(self) -> None:
         """Drop results of the model as it was before its owner changed it."""
-        if self._sampler is not None and self._epoch is not (epoch := self._sampler.scorer.epoch):
+        if self._model is not None and self._epoch is not (epoch := self._model.scorer.epoch):
             self._results, self._epoch = {}, epoch
 
     def _rows(self, objective: Objective, answers: Sequence[Answer]) -> list[Row]:
@@ -226,12 +227,12 @@ class BatchScoring:
 
     def _observed(self, answers: Sequence[Answer], *, own: bool = False) -> list[Observation | None]:
         rows = self._rows(Objective(token=-1), answers)
-        found = iter(self.sampler.scorer.observe(rows, own=own) if rows else ())
+        found = iter(self.model.scorer.observe(rows, own=own) if rows else ())
         return [next(found) if answer.ids else None for answer in answers]
 
     def _scored(self, objective: Objective) -> Sequence[TimedScores | None]:
         began, rows = time.perf_counter(), self._rows(objective, self.answers)
-        found = self.sampler.scorer.score(rows, objective) if rows else []
+        found = self.model.scorer.score(rows, objective) if rows else []
         share = (time.perf_counter() - began) * 1000 / max(1, len(rows))
         self._tapes = ()  # kept until now: a scoring that was interrupted can be taken up again
         timed = iter([TimedScores(scores, share) for scores in found])
@@ -306,7 +307,7 @@ class Evidence:
         if not self.response_ids:
             return ()
         given = (*self.prompt.ids, *self.preceding_ids)
-        return likeliest(self.sampler.scorer, given, self.response_ids, count)
+        return likeliest(self.model.scorer, given, self.response_ids, count)
 
     @property
     def reasoning(self) -> Reasoning | None:
@@ -338,9 +339,9 @@ class Evidence:
         return in_context(self.prompt.question, self.prompt.context)
 
     @property
-    def sampler(self) -> Writer:
-        """For questions about the answer: renders prompts and reads answers to them."""
-        return self.scoring.sampler
+    def model(self) -> WritingModel:
+        """The model that scores the answer, renders prompts and reads answers to them."""
+        return self.scoring.model
 
     def samples(self, plan: SamplingPlan, *, temperature: float = 1.0) -> tuple[Sample, ...]:
         """`plan.count` more answers to the same prompt, drawn once for a plan and for the whole batch at a time.
@@ -354,11 +355,14 @@ class Evidence:
         batch, alone = self.scoring, self.scoring.has(plan, self.row)
 
         def draw(rows: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
-            return batch.sampler.drawn([(row.prompt, row.answer.options) for row in rows], plan)
+            wanted = [planned(batch.model, row.prompt, row.answer.options, plan) for row in rows]
+            batch.model.draw([one for own in wanted for one in own])
+            return [tuple(one.sample() for one in own) for own in wanted]
 
         def judge(rows: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
             drafts = [batch.together(plan, draw, row.row, alone=alone) for row in rows]
-            return batch.sampler.judged([row.prompt for row in rows], drafts, temperature=temperature)
+            pairs = zip(rows, drafts, strict=True)
+            return [batch.model.judged(row.prompt, own, temperature=temperature) for row, own in pairs]
 
         samples = batch.together((plan, temperature), judge, self.row, alone=alone)
         if reason := next((sample.why_unscored for sample in samples if sample.why_unscored), None):

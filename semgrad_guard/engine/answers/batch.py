@@ -3,9 +3,6 @@
 All rows end in one column and begin where their prompt begins; a row that joins is read by itself and added to the
 others. A recorder keeps the states of a stretch of steps with the same rows; an answer's tape is its part of them.
 
-Where a model cannot take rows in and out (a recurrent state, no keys by position), the library's `generate` writes all
-tokens of some rows in one go (`WholeRun`), by the same choice of tokens.
-
 Why: docs/decisions.md#0146
 """
 
@@ -14,25 +11,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Generation
-from semgrad_guard.engine.answers.options import GenerationOptions, Sample, force
+from semgrad_guard.engine.answers.options import GenerationOptions, Sample
 from semgrad_guard.engine.answers.sentences import EndedSentences, ended_sentences, keep_sentences
-from semgrad_guard.engine.answers.writing import BatchRequest, Writer, WrittenAnswer
+from semgrad_guard.engine.answers.text import Piece
+from semgrad_guard.engine.answers.writing import WrittenAnswer, write_whole
+from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.memory import Memory, give_back_memory, is_out_of_memory
 from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape, below, growing_cache, keys_of, left_of
-from semgrad_guard.engine.scores.scorer import Scorer, clean_slate
+from semgrad_guard.engine.scores.observed import observed_layer
+from semgrad_guard.engine.scores.scorer import clean_slate
 from semgrad_guard.engine.sentences import Span
-from semgrad_guard.errors import AnswerInterruptedError
+from semgrad_guard.errors import AnswerInterruptedError, UnsupportedModelError
 
 _ALIKE, _FEW = 1.25, 16  # how much longer a prompt may be than the shortest of its group: times, plus tokens
 _CHANGED = "the model was changed while it wrote; nothing is delivered. Ask again"
@@ -44,9 +42,8 @@ class RunningBatch:
     Not for several threads. The model's lock is held for one step at a time.
     """
 
-    def __init__(self, writer: Callable[[], Writer], objective: Objective) -> None:
-        self._get_writer, self._objective = writer, objective
-        self._scorer: Scorer = writer().scorer
+    def __init__(self, model: WritingModel, objective: Objective) -> None:
+        self._model, self._scorer, self._objective = model, model.scorer, objective
         self._rows: list[WrittenAnswer] = []
         self._epoch: object = None
         self._cache: Cache = growing_cache()
@@ -69,15 +66,16 @@ class RunningBatch:
         limit = self._scorer.architecture.fixed_positions
         if limit is not None and len(prompt.ids) + options.max_tokens > limit:
             return False
-        return self._get_writer().recorder([prompt], self._objective, self._scorer.memory) is not None
+        return self._recorder_for([prompt], self._scorer.memory) is not None
 
-    def has_room(self, requests: Sequence[BatchRequest], *, budgets: int = 1) -> bool:
+    def has_room(
+        self, new: Sequence[tuple[Prompt, GenerationOptions]], *, scored: bool = True, budgets: int = 1
+    ) -> bool:
         """Whether keys and values of these answers and the present ones fit into so many budgets (`Memory.running`).
 
         Padding counts. Answers that are scored take no account of those that are drawn for others' scores.
         """
-        others = (row for row in self._rows if row.scored or not requests[0].scored)
-        every = [(one.prompt, one.options) for one in (*others, *requests)]
+        every = [*new, *((row.prompt, row.options) for row in self._rows if row.scored or not scored)]
         longest = max(len(prompt.ids) + options.max_tokens for prompt, options in every)
         return len(every) * longest * self._token_bytes <= budgets * self._scorer.memory.running
 
@@ -85,38 +83,45 @@ class RunningBatch:
     def _token_bytes(self) -> int:
         return self._scorer.exactness().token_bytes
 
-    def join(self, requests: Sequence[BatchRequest]) -> list[WrittenAnswer]:
+    def answer(
+        self,
+        prompt: Prompt,
+        options: GenerationOptions,
+        *,
+        listener: Callable[[Piece], None] | None = None,
+        scored: bool = True,
+    ) -> WrittenAnswer:
+        """An answer that may `join`, as `WrittenAnswer`."""
+        return WrittenAnswer(self._model, prompt, options, listener=listener, scored=scored)
+
+    def join(self, rows: Sequence[WrittenAnswer]) -> None:
         """Read prompts (`takes`), and write the first token of their answers, which may be the last.
 
-        Whatever it raises: none of them has joined, and the others are as they were.
+        Whatever it raises: none of them has joined, none may join again, and the others are as they were.
 
         Raises:
             AnswerInterruptedError: the current stop ended it, or the model was changed while it wrote the others.
         """
         with self._scorer.lock, clean_slate():
             self.require_the_same_model()
-            writer = self._get_writer()
-            rows = [WrittenAnswer(request, writer) for request in requests]
             try:
                 for group in _of_like_length(rows):
-                    for _ in self._read(group, writer, piece=None):
+                    for _ in self._read(group, piece=None):
                         pass
             except BaseException:
                 self.drop(rows)
                 raise
             self._leave()
-            return rows
 
-    def join_in_pieces(self, requests: Sequence[BatchRequest], piece: int) -> Iterator[list[WrittenAnswer] | None]:
-        """Like `join`, for answers to one prompt. After each `piece` of it others may take a step; the rows come last.
+    def join_in_pieces(self, rows: Sequence[WrittenAnswer], piece: int) -> Iterator[bool]:
+        """Like `join`, for answers to one prompt: whether they have joined, after each `piece` of it.
+
+        Others may take a step in between.
 
         Raises:
             AnswerInterruptedError: as `join`, or the model was changed between two pieces.
         """
-        writer, epoch = self._get_writer(), self._scorer.epoch
-        rows = [WrittenAnswer(request, writer) for request in requests]
-        reading = self._read(rows, writer, piece=piece)
-        done = False
+        epoch, reading, done = self._scorer.epoch, self._read(rows, piece=piece), False
         while not done:
             with self._scorer.lock, clean_slate():
                 if epoch is not self._scorer.epoch:
@@ -128,9 +133,9 @@ class RunningBatch:
                 except BaseException:
                     self.drop(rows)
                     raise
-            yield rows if done else None
+            yield done
 
-    def _read(self, rows: Sequence[WrittenAnswer], writer: Writer, *, piece: int | None) -> Iterator[bool]:
+    def _read(self, rows: Sequence[WrittenAnswer], *, piece: int | None) -> Iterator[bool]:
         """Prefill some rows, and add them to the present ones: whether that is done, after each piece of the prompts.
 
         The last piece begins no later than the states that are kept for scoring.
@@ -140,10 +145,10 @@ class RunningBatch:
         owners, recorder = [different.index(row.reads) for row in rows], None
         prompts = [rows[owners.index(number)].prompt for number in range(len(different))]
         if any(row.scored for row in rows):
-            recorder = writer.recorder(prompts, self._objective, self._left())
+            recorder = self._recorder_for(prompts, self._left())
             if recorder is None:
                 raise ValueError("no answer can join: this model's states cannot be kept while it writes")
-        ids, mask = writer.padded(prompts)
+        ids, mask = _padded(prompts, self._scorer.device)
         width = ids.shape[1]
         most, begin, cache = min(recorder.start if recorder else width, width - 1), 0, growing_cache()
         twin.reset()
@@ -234,33 +239,15 @@ class RunningBatch:
             row.end(tokens)
             self._leave()
 
-    def let_go(self, scored: Sequence[tuple[WrittenAnswer, int]]) -> None:
-        """Free the budgets for what follows: so many tokens of answers have been scored by sentence.
-
-        A later sentence is scored from what the prompt left, and its own tokens.
-        """
-        for row, tokens in scored:
-            row.end_of_scored = tokens
-        self._recorder = None
-        needed = set[int]()
-        for row in self._rows:
-            ends = accumulate(len(recorder.finals) for recorder, _ in row.passes)
-            passes = list(zip(row.passes, ends, strict=True))
-            needed |= {id(one) for n, ((one, _), end) in enumerate(passes) if not n or end > row.end_of_scored}
-        for recorder in {recorder for row in self._rows for recorder, _ in row.passes}:
-            if id(recorder) not in needed:
-                recorder.let_go()
-
     def generations(self, rows: Sequence[WrittenAnswer], known: Sequence[int | None] = ()) -> list[Generation]:
         """Answers that are done, in their order, to be scored together.
 
         So are their sentences behind the first `known`, where that is not None.
         """
-        writer = self._get_writer()
-        answers = _generations(writer, rows, [self._tape(row) for row in rows])
+        answers = self._generations(rows, [self._tape(row) for row in rows])
         some = [(one.evidence, own) for one, own in zip(answers, known, strict=False) if own is not None]
         if self._objective.gradients and (scored := [(one, own) for one, own in some if one.response_ids]):
-            keep_sentences([one for one, _ in scored], writer, [own for _, own in scored])
+            keep_sentences([one for one, _ in scored], self._model, [own for _, own in scored])
         for row, answer in zip(rows, answers, strict=True):
             row.finish(answer.text, answer.reasoning)
         return answers
@@ -269,9 +256,8 @@ class RunningBatch:
         self, rows: Sequence[WrittenAnswer], spans: Sequence[Sequence[Span]], known: Sequence[int]
     ) -> list[EndedSentences | None]:
         """The sentences that have ended, `spans`, in answers that are being written (see `ended_sentences`)."""
-        writer = self._get_writer()
-        answers = _generations(writer, rows, [self._tape_so_far(row) for row in rows])
-        return ended_sentences([answer.evidence for answer in answers], spans, writer, known)
+        answers = self._generations(rows, [self._tape_so_far(row) for row in rows])
+        return ended_sentences([answer.evidence for answer in answers], spans, self._model, known)
 
     def samples(self, rows: Sequence[WrittenAnswer]) -> tuple[Sample, ...]:
         """Answers that were drawn for the score of another one, not yet judged."""
@@ -285,6 +271,34 @@ class RunningBatch:
         """What writing an answer has left that is still being written."""
         number = next(number for number, other in enumerate(self._rows) if other is row)
         return row.tape(self._keys(number))
+
+    def _generations(self, rows: Sequence[WrittenAnswer], tapes: Sequence[Tape | None]) -> list[Generation]:
+        """Answers that are written, as one batch to be scored; `tapes` belong to the tokens as they were written."""
+        seen = [row.visible() for row in rows]
+        answers = [
+            Answer(row.prompt, found.text, found.scored_ids, found.preceding, found.reasoning, options=row.options)
+            for row, found in zip(rows, seen, strict=True)
+        ]
+        fitting = [None if found.retokenized else tape for tape, found in zip(tapes, seen, strict=True)]
+        scoring = BatchScoring(self._model, answers, tapes=fitting)
+        made: list[Generation] = []
+        for number, (row, found) in enumerate(zip(rows, seen, strict=True)):
+            is_whole = row.ended or found.cut is not None
+            made.append(
+                Generation(
+                    prompt=row.prompt,
+                    text=found.text,
+                    response_ids=found.ids,
+                    finish_reason="stop" if is_whole else "length",
+                    cut=found.cut if is_whole else row.options.max_tokens,
+                    completion_tokens=len(row.ids) + row.ended,
+                    scoring=scoring,
+                    row=number,
+                    reasoning=found.reasoning,
+                    preceding_ids=found.preceding,
+                )
+            )
+        return made
 
     # Rows come and go.
 
@@ -322,6 +336,27 @@ class RunningBatch:
         begin = self._mask.shape[1] - int(self._mask[number].sum())
         return keys_of(self._cache, number, begin, end)
 
+    def _recorder_for(self, prompts: Sequence[Prompt], memory: Memory) -> Recorder | None:
+        """One that keeps what scoring needs of answers to these prompts, which end in one column.
+
+        None where nothing could be scored from it; scoring will name the reason.
+
+        Raises:
+            InputError: the objective asks for a token that a prompt does not have.
+        """
+        known, n_layers, objective = self._scorer.if_checked(), self._scorer.architecture.n_layers, self._objective
+        if known is None or known.way != "rows":
+            return None
+        width = max(len(prompt.ids) for prompt in prompts)
+        if not objective.gradients:
+            return Recorder(observed_layer(n_layers), width - 1, memory=memory)
+        try:
+            layer = objective.span(n_layers)[0]
+        except UnsupportedModelError:
+            return None
+        firsts = [min(objective.positions(p.semantic_token.offset, len(p.ids))) for p in prompts]
+        return Recorder(layer, width + min(firsts), memory=memory)
+
     def _stretch(self) -> Recorder | None:
         """The recorder of the steps in which the rows are these; None where none of them is to be scored."""
         scored = [row for row in self._rows if row.scored]
@@ -349,42 +384,6 @@ class RunningBatch:
         self._epoch = epoch
 
 
-def _generations(writer: Writer, rows: Sequence[WrittenAnswer], tapes: Sequence[Tape | None]) -> list[Generation]:
-    """Answers that are written, as one batch to be scored; `tapes` belong to the tokens as they were written."""
-    seen = [row.visible() for row in rows]
-    answers = [
-        Answer(
-            row.prompt,
-            found.text,
-            found.scored_ids,
-            found.preceding,
-            found.reasoning,
-            options=row.options,
-        )
-        for row, found in zip(rows, seen, strict=True)
-    ]
-    fitting = [None if found.retokenized else tape for tape, found in zip(tapes, seen, strict=True)]
-    scoring = BatchScoring(writer, answers, tapes=fitting)
-    made: list[Generation] = []
-    for number, (row, found) in enumerate(zip(rows, seen, strict=True)):
-        is_whole = row.ended or found.cut is not None
-        made.append(
-            Generation(
-                prompt=row.prompt,
-                text=found.text,
-                response_ids=found.ids,
-                finish_reason="stop" if is_whole else "length",
-                cut=found.cut if is_whole else row.options.max_tokens,
-                completion_tokens=len(row.ids) + row.ended,
-                scoring=scoring,
-                row=number,
-                reasoning=found.reasoning,
-                preceding_ids=found.preceding,
-            )
-        )
-    return made
-
-
 def _write(rows: Sequence[WrittenAnswer], logits: torch.Tensor) -> None:
     """Write the next token of each row, from the head's output [B, V]."""
     for row, own, likeliest in zip(rows, logits, logits.argmax(-1).tolist(), strict=True):
@@ -403,80 +402,32 @@ def _of_like_length(rows: Sequence[WrittenAnswer]) -> list[list[WrittenAnswer]]:
     return groups
 
 
-class WholeRun(LogitsProcessor):
-    """Some rows that the library's `generate` writes from the first token to the last, in equally long prompts."""
-
-    def __init__(self, rows: Sequence[WrittenAnswer], end: int) -> None:
-        self._rows, self._end = rows, end
-
-    def run(self, writer: Writer) -> None:
-        """Write all of them.
-
-        Raises:
-            AnswerInterruptedError: the current stop ended it.
-        """
-        ids, mask = writer.padded([row.prompt for row in self._rows])
-        config = GenerationConfig(
-            max_new_tokens=max(row.options.max_tokens for row in self._rows), do_sample=False, pad_token_id=self._end
-        )
-        with writer.scorer.lock, clean_slate(), torch.no_grad():
-            writer.scorer.twin.generate(
-                ids,
-                mask,
-                generation_config=config,
-                logits_processor=LogitsProcessorList([self]),
-                stopping_criteria=StoppingCriteriaList([_AllDone(self._rows)]),
-            )
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        """Leave one token of each row [B, V]: the one that it has written, or the end where it is done."""
-        for row, own, likeliest in zip(self._rows, scores, scores.argmax(-1).tolist(), strict=True):
-            before = len(row.ids)
-            if not row.done:
-                row.write(own, likeliest)
-            force(own, row.ids[-1] if len(row.ids) > before else self._end)
-        return scores
+def _padded(prompts: Sequence[Prompt], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and mask [B, N] of prompts that end in one column."""
+    width = max(len(prompt.ids) for prompt in prompts)
+    ids = torch.tensor([[0] * (width - len(p.ids)) + list(p.ids) for p in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in prompts], device=device)
+    return ids, mask
 
 
-class _AllDone(StoppingCriteria):
-    """Ends a run when all of its rows are done."""
-
-    def __init__(self, rows: Sequence[WrittenAnswer]) -> None:
-        self._rows = rows
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> Any:  # type: ignore[override]
-        return torch.full((len(self._rows),), all(row.done for row in self._rows), device=input_ids.device)
-
-
-def written_whole(writer: Writer, requests: Sequence[BatchRequest], *, most: int) -> list[WrittenAnswer]:
-    """Answers that are written in one go; where a model allows it, up to so many with prompts of one length."""
-    rows = [WrittenAnswer(request, writer) for request in requests]
-    groups: dict[int, list[WrittenAnswer]] = {}
-    for number, row in enumerate(rows):
-        groups.setdefault(len(row.prompt.ids) if writer.scorer.stacks else -number, []).append(row)
-    for group in groups.values():
-        for begin in range(0, len(group), most):
-            WholeRun(group[begin : begin + most], next(iter(writer.end_tokens), 0)).run(writer)
-    return rows
-
-
-def drawn(writer: Writer, requests: Sequence[BatchRequest]) -> list[WrittenAnswer]:
-    """Answers that are drawn for scores of others, as many at once as `Memory.running` holds.
+def drawn(model: WritingModel, rows: Sequence[WrittenAnswer]) -> None:
+    """Write answers that are drawn for scores of others, as many at once as `Memory.running` holds.
 
     Raises:
         Exception: one of them cannot be written.
     """
-    rows, left = list[WrittenAnswer](), list(requests)
-    if not writer.scorer.joins:
-        rows, left = written_whole(writer, left, most=len(left)), []
+    left = list(rows)
     while left:
-        batch = RunningBatch(lambda: writer, Objective(gradients=False))
-        fit = next((n for n in range(len(left), 0, -1) if batch.has_room(left[:n])), 1)
-        rows += batch.join(left[:fit])
+        if not model.scorer.joins:
+            write_whole(model, left.pop(0), Objective(gradients=False))
+            continue
+        batch = RunningBatch(model, Objective(gradients=False))
+        wanted = [(row.prompt, row.options) for row in left]
+        fit = next((n for n in range(len(left), 0, -1) if batch.has_room(wanted[:n])), 1)
+        batch.join(left[:fit])
         left = left[fit:]
         while batch.rows:
             batch.step(look=False)
     for row in rows:
         if row.error is not None:
             raise row.error
-    return rows

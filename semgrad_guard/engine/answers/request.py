@@ -8,13 +8,12 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
 from semgrad_guard.engine.answers.sentences import EndedSentences
 from semgrad_guard.engine.answers.text import Piece
-from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.interruption import SLICE, Stop, Stops, current_stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
@@ -119,44 +118,23 @@ def waited(future: Future[R], stops: Stops) -> R:
     return future.result()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Job:
-    """Work for a model's thread: a request to answer, or other `work`. Its ticket is settled once.
+    """A request to answer (`Writing`), or other `Work` for a model's thread. Its ticket is settled once.
 
-    It runs in the caller's context, and so under the caller's stops. `of_several`: its caller submitted others with it.
+    It runs in the caller's context, and so under the caller's stops.
     """
 
     ticket: Ticket[Any]
     context: Context
     stops: Stops
-    request: Request[Any] | None = None
-    model: WritingModel | None = None
-    work: Callable[[], Any] | None = None
-    of_several: bool = False
 
     @classmethod
-    def of(cls, withdraw: Callable[[Ticket[Any]], bool], **given: Any) -> Job:
+    def of(cls, withdraw: Callable[[Ticket[Any]], bool], **given: Any) -> Self:
         """A job in the present context, under a stop of its own."""
         stop = Stop()
         with stopping(stop):
-            return cls(Ticket(stop, withdraw), copy_context(), current_stop(), **given)
-
-    @property
-    def submitted(self) -> tuple[WritingModel, Request[Any]]:
-        """The model and the request.
-
-        Raises:
-            RuntimeError: it is other work.
-        """
-        if self.model is None or self.request is None:
-            raise RuntimeError("this job is no request")
-        return self.model, self.request
-
-    @property
-    def extra_rows(self) -> int:
-        """Its answers that count for no limit: a caller of several decides how many, unless the model limits them."""
-        model, request = self.submitted
-        return len(request.options) if self.of_several and model.max_batch is None else 0
+            return cls(ticket=Ticket(stop, withdraw), context=copy_context(), stops=current_stop(), **given)
 
     def begin(self) -> bool:
         """Whether a caller still waits; from then on, the thread has to settle it."""
@@ -187,6 +165,13 @@ class Job:
         if not self.ticket.done():
             # The frames of our own errors hold the states of the model.
             self.ticket.set_exception(error.with_traceback(None) if isinstance(error, SemGradGuardError) else error)
+
+
+@dataclass(eq=False, kw_only=True)
+class Work(Job):
+    """A job that is no request."""
+
+    work: Callable[[], Any]
 
 
 class Pieces(Generic[P]):

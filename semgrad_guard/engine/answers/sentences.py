@@ -9,11 +9,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
-from semgrad_guard.engine.answers.answer import BatchScoring, Evidence
+from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Evidence
 from semgrad_guard.engine.answers.text import Piece
 from semgrad_guard.engine.prompts.responses import Codec
+from semgrad_guard.engine.replay.tape import Tape
 from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.engine.sentences import Span, decided, sentences
 
@@ -48,17 +49,18 @@ class OpenSentences:
         self.known, self.waited = known, 0
 
 
-def token_counts(ids: Sequence[int], text: str, spans: Sequence[Span], codec: Codec) -> tuple[int, ...] | None:
-    """How many of an answer's tokens each sentence of its text has; None where they do not spell that text."""
-    offset = codec.decode(ids).find(text)
+def _sentence_ranges(ids: Sequence[int], text: str, spans: Sequence[Span], codec: Codec) -> list[Span] | None:
+    """The tokens of an answer that each of the first sentences of its text has; None where they spell another text."""
+    offset, reached = codec.decode(ids).find(text), [0]
     if offset < 0:
         return None
-    reached = [0]
-    for _, end in spans[:-1]:
-        count = _tokens_beyond(offset + end, ids, codec)
-        spells_more = _spelled(ids[:count], codec) > offset + end  # by its last token, which is the next sentence's
-        reached.append(max(reached[-1], count - spells_more))
-    return tuple(after - before for before, after in pairwise([*reached, len(ids)]))
+    for _, end in spans:
+        count = len(ids)
+        if end < len(text):
+            count = _tokens_beyond(offset + end, ids, codec)
+            count -= _spelled(ids[:count], codec) > offset + end  # its last token is the next sentence's
+        reached.append(max(reached[-1], count))
+    return list(pairwise(reached))
 
 
 def _tokens_beyond(place: int, ids: Sequence[int], codec: Codec, *, special: bool = False) -> int:
@@ -76,22 +78,15 @@ def parts_together(divided: Sequence[tuple[Evidence, Sequence[Span], Sequence[st
 
     A part is tokens [begin, end) of its answer, and their text; one without a token has no evidence.
     """
-    parts = [
-        replace(
-            whole.answer,
-            text=text,
-            ids=whole.response_ids[begin:end],
-            preceding=(*whole.preceding_ids, *whole.response_ids[:begin]),
-            written=(*whole.preceding_ids, *whole.response_ids),
-        )
-        for whole, ranges, texts in divided
-        for (begin, end), text in zip(ranges, texts, strict=True)
-        if end > begin
-    ]
-    tapes = [whole.scoring.tape(whole.row) for whole, ranges, _ in divided for begin, end in ranges if end > begin]
-    if not parts:
-        return [[None] * len(ranges) for _, ranges, _ in divided]
-    found = iter(BatchScoring(divided[0][0].sampler, parts, tapes=tapes, in_context=True).evidence)
+    parts, tapes = list[Answer](), list[Tape | None]()
+    for whole, ranges, texts in divided:
+        written = (*whole.preceding_ids, *whole.response_ids)
+        for (begin, end), text in zip(ranges, texts, strict=True):
+            if end > begin:
+                own, before = whole.response_ids[begin:end], (*whole.preceding_ids, *whole.response_ids[:begin])
+                parts.append(replace(whole.answer, text=text, ids=own, preceding=before, written=written))
+                tapes.append(whole.scoring.tape(whole.row))
+    found = iter(BatchScoring(divided[0][0].model, parts, tapes=tapes, in_context=True).evidence if parts else ())
     return [[next(found) if end > begin else None for begin, end in ranges] for _, ranges, _ in divided]
 
 
@@ -138,36 +133,24 @@ def sentences_together(answers: Sequence[Evidence], codec: Codec, known: Sequenc
     None for an answer whose tokens spell another text.
     """
     spans = [sentences(one.text) for one in answers]
-    divided = _divided(answers, spans, codec, known, finished=True)
     return [
-        None if own is None else list(zip(places, (*(None,) * count, *own[1]), strict=True))
-        for own, places, count in zip(divided, spans, known, strict=True)
+        None if own is None else list(zip(places, (*(None,) * count, *own), strict=True))
+        for own, places, count in zip(_divided(answers, spans, codec, known), spans, known, strict=True)
     ]
 
 
 def _divided(
-    answers: Sequence[Evidence],
-    spans: Sequence[Sequence[Span]],
-    codec: Codec,
-    known: Sequence[int],
-    *,
-    finished: bool,
-) -> list[tuple[tuple[int, ...], list[Evidence | None]] | None]:
-    """How many tokens each sentence of each answer has, and the evidence about those behind the first `known`.
-
-    Of an answer that is not `finished`, the last number is that of the tokens behind the sentences.
-    """
-    counts = [
-        token_counts(one.response_ids, one.text, own if finished else [*own, (own[-1][1], len(one.text))], codec)
-        for one, own in zip(answers, spans, strict=True)
+    answers: Sequence[Evidence], spans: Sequence[Sequence[Span]], codec: Codec, known: Sequence[int]
+) -> list[list[Evidence | None] | None]:
+    """The evidence about some sentences of each answer, behind the `known` first of them."""
+    ranges = [_sentence_ranges(one.response_ids, one.text, own, codec) for one, own in zip(answers, spans, strict=True)]
+    divided = [
+        (one, tokens[first:], [one.text[begin:end] for begin, end in own[first:]])
+        for one, own, tokens, first in zip(answers, spans, ranges, known, strict=True)
+        if tokens is not None
     ]
-    divided = list[tuple[Evidence, Sequence[Span], Sequence[str]]]()
-    for one, own, tokens, first in zip(answers, spans, counts, known, strict=True):
-        if tokens is not None:
-            ranges = list(pairwise(accumulate(tokens, initial=0)))
-            divided.append((one, ranges[first : len(own)], [one.text[begin:end] for begin, end in own[first:]]))
     found = iter(parts_together(divided))
-    return [None if tokens is None else (tokens, next(found)) for tokens in counts]
+    return [None if tokens is None else next(found) for tokens in ranges]
 
 
 def _key(known: int) -> tuple[str, int]:
@@ -179,14 +162,13 @@ class EndedSentences:
     """The sentences that have ended in an answer that is still being written.
 
     `found` is the evidence about the new ones. With the first `tokens` that were written, those of a thought included,
-    the answer would end behind the last of them; the first `scored` belong to them.
+    the answer would end behind the last of them.
     """
 
     answer: Evidence
     spans: Sequence[Span]
     found: Sequence[Evidence | None]
     tokens: int
-    scored: int
 
 
 def ended_sentences(
@@ -194,15 +176,13 @@ def ended_sentences(
 ) -> list[EndedSentences | None]:
     """Those of answers whose first `known` are scored already; None for one whose tokens spell another text."""
     ended = list[EndedSentences | None]()
-    for one, own, divided in zip(answers, spans, _divided(answers, spans, codec, known, finished=False), strict=True):
+    for one, own, divided in zip(answers, spans, _divided(answers, spans, codec, known), strict=True):
         if divided is None:
             ended.append(None)
             continue
-        counts, found = divided
         end = codec.decode(one.response_ids).find(one.text) + len(one.text[: own[-1][1]].rstrip())
-        before = len(one.preceding_ids)
-        tokens = before + _tokens_beyond(end, one.response_ids, codec)
-        ended.append(EndedSentences(one, own, found, tokens, before + sum(counts[:-1])))
+        tokens = len(one.preceding_ids) + _tokens_beyond(end, one.response_ids, codec)
+        ended.append(EndedSentences(one, own, divided, tokens))
     return ended
 
 

@@ -15,11 +15,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
-from semgrad_guard.engine.answers.batching import Batching, Key, RunningRequests
-from semgrad_guard.engine.answers.request import Job, Request, Ticket
+from semgrad_guard.engine.answers.batching import Batching, Key, RunningRequests, Writing
+from semgrad_guard.engine.answers.request import Request, Ticket, Work
 from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.interruption import SLICE, Stop, start_thread
 from semgrad_guard.engine.scores.scorer import Scorer
@@ -27,6 +27,7 @@ from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 
 R = TypeVar("R")
 
+Job = Writing | Work
 IDLE = 5.0
 """Seconds after which an idle thread ends."""
 _ENDING = "the process is ending; nothing is answered any more"
@@ -130,12 +131,12 @@ class Worker:
         requests are answered at once.
         """
         several = len(requests) > 1
-        jobs = [Job.of(self._withdraw, request=request, model=model, of_several=several) for request in requests]
+        jobs = [Writing.of(self._withdraw, request=request, model=model, of_several=several) for request in requests]
         return self._put(jobs, here=model.has_turn)
 
     def run(self, work: Callable[[], R]) -> Ticket[R]:
         """Have other work done between two steps of the answers that are being written, in its order."""
-        return self._put([Job.of(self._withdraw, work=work)])[0]
+        return self._put([Work.of(self._withdraw, work=work)])[0]
 
     def batching(self, model: WritingModel) -> Batching | None:
         """How requests shared this model when it was last looked at; None as long as it was not."""
@@ -147,8 +148,7 @@ class Worker:
         The first call, and one after a change of the model, makes its self-check: a hook may let rows see each other.
         """
         with model.turn:
-            stacks = model.max_batch != 1 and model.stacks
-            found = self._known[model] = "steps" if model.joins else "equal_lengths" if stacks else "none"
+            found = self._known[model] = "steps" if model.joins else "none"
             return found
 
     def _put(self, jobs: Sequence[Job], *, here: bool = False) -> list[Ticket[Any]]:
@@ -162,7 +162,7 @@ class Worker:
     def _do_here(self, job: Job) -> None:
         """Do a job at once, in the running thread."""
         job.begin()
-        if job.work is not None:
+        if not isinstance(job, Writing):
             job.settle(job.work)
             return
         try:
@@ -184,7 +184,7 @@ class Worker:
         try:
             while self._running or self._queue.waiting:
                 self._end_the_late()
-                self._do(*self._next())
+                self._begin_next()
                 for key, running in list(self._running.items()):
                     running.step()
                     if running.is_idle:
@@ -195,12 +195,8 @@ class Worker:
             self._running.clear()
             raise
 
-    def _do(self, running: RunningRequests | None, jobs: Sequence[Job]) -> None:
-        """Begin requests together, or do other work."""
-        if running is None:
-            for job in jobs:
-                job.settle(cast("Callable[[], Any]", job.work))
-            return
+    def _begin(self, running: RunningRequests, jobs: Sequence[Writing]) -> None:
+        """Begin requests together."""
         self._running[running.key] = running
         try:
             with running.key[0].turn:  # in which the model is looked at once
@@ -218,36 +214,37 @@ class Worker:
                 if self._takes(job):
                     job.fail(error)
 
-    def _next(self) -> tuple[RunningRequests | None, list[Job]]:
-        """The work that begins now: other work, or the oldest request and those that are written together with it.
+    def _begin_next(self) -> None:
+        """Do other work, or begin the oldest request and those that are written together with it.
 
         The job that has waited longest always begins, so that none is passed by for ever.
         """
         first: RunningRequests | None = None
-        batch: list[Job] = []
+        batch: list[Writing] = []
         for job in self._queue.listed():
-            if job.work is not None and not batch:
-                return None, [job] if self._takes(job) else []
+            if not isinstance(job, Writing):
+                if not batch and self._takes(job):
+                    job.settle(job.work)
+                break
             try:
                 found = first or self._running.get(key := self._key_of(job)) or RunningRequests(*key)
                 others = sum(running.rows for running in self._running.values() if running is not found)
-                fits = job.work is None and found.has_room([*batch, job], beside=others)
+                fits = found.has_room([*batch, job], beside=others)
             except BaseException as error:  # noqa: BLE001 - raised by the caller
                 if self._takes(job):
                     job.fail(error)
                 continue
-            if fits:
-                if self._takes(job):
-                    first = found
-                    batch.append(job)
-            elif not (batch and found.looks_behind):
+            if not fits:
                 break
-        return first, batch
+            if self._takes(job):
+                first = found
+                batch.append(job)
+        if first is not None:
+            self._begin(first, batch)
 
-    def _key_of(self, job: Job) -> Key:
+    def _key_of(self, job: Writing) -> Key:
         """What the requests have in common that share a batch with this one."""
-        model, request = job.submitted
-        return model, request.objective, job.run(lambda: self.look(model))
+        return job.model, job.request.objective, job.run(lambda: self.look(job.model))
 
     def _takes(self, job: Job) -> bool:
         """Take a job out of the queue to do it: whether its caller still waits."""

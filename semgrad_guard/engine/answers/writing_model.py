@@ -1,4 +1,4 @@
-"""`WritingModel`: a loaded model that answers prompts, and its properties: identity, chat template, context window."""
+"""`WritingModel`: a loaded model that answers prompts, its opinion of answers, its identity, template and window."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.declared import plain
-from semgrad_guard.engine.answers.batch import RunningBatch, drawn, written_whole
-from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.engine.answers.writing import BatchRequest, Writer, WrittenAnswer
+from semgrad_guard.engine.answers.options import GenerationOptions, Ids, Sample
+from semgrad_guard.engine.answers.readings import Reading, read
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.prompts.grammar import GrammarCompiler
 from semgrad_guard.engine.prompts.prompt import (
     PLAIN,
     Prompt,
@@ -26,6 +26,7 @@ from semgrad_guard.engine.prompts.prompt import (
     render,
     template_fingerprint,
 )
+from semgrad_guard.engine.prompts.responses import Codec
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.engine.prompts.tool_calls import CallForm, call_form
 from semgrad_guard.engine.replay.kernels import lacks_units
@@ -56,13 +57,8 @@ def name_of(name_or_path: str) -> str:
     return Path(name_or_path).resolve().name if is_path else name_or_path
 
 
-class WritingModel:
-    """A causal LM with its tokenizer. It answers prompts in whole runs or in a running batch, in the calling thread.
-
-    `LanguageModel` adds how it is loaded, the worker that has it write, and scores.
-    """
-
-    _writing: Writer | None = None
+class WritingModel(Codec):
+    """A causal LM with its tokenizer. `LanguageModel` adds how it is loaded, how it writes, and scores."""
 
     def __init__(
         self,
@@ -74,15 +70,16 @@ class WritingModel:
         semantic_token: int | TokenChoice | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> None:
+        super().__init__(tokenizer)
         self.name, self.revision = name, revision
-        self.tokenizer = tokenizer
         self._model = model
         self._max_batch: int | None = None
+        self._grammars: GrammarCompiler | None = None
         self._template_options = dict(template_options or {})
         if isinstance(semantic_token, TokenChoice):
             semantic_token = semantic_token.offset_for(self.template_fingerprint())
         self.semantic_token = None if semantic_token is None else plain("semantic_token", semantic_token, int)
-        self._scorer = scorer_of(model)
+        self.scorer = scorer_of(model)
 
     def __copy__(self) -> Self:
         """Another one around the same weights."""
@@ -109,12 +106,12 @@ class WritingModel:
     @property
     def turn(self) -> AbstractContextManager[None]:
         """For the time of a block this thread alone uses the model, in one state of it."""
-        return self._scorer.lock
+        return self.scorer.lock
 
     @property
     def has_turn(self) -> bool:
         """Whether the running thread is within such a block."""
-        return self._scorer.lock.is_mine
+        return self.scorer.lock.is_mine
 
     def refresh(self) -> None:
         """Take the model as it is now.
@@ -125,7 +122,7 @@ class WritingModel:
         Raises:
             UnsupportedModelError: the model as it is rules a score out.
         """
-        self._scorer.refresh()
+        self.scorer.refresh()
 
     @property
     def identity(self) -> ModelIdentity:
@@ -133,7 +130,7 @@ class WritingModel:
         return ModelIdentity(
             name=self.name,
             revision=self.revision,
-            fingerprint=self._scorer.fingerprint,
+            fingerprint=self.scorer.fingerprint,
             dtype=self._dtype,
             template=self.template_fingerprint(),
         )
@@ -145,12 +142,12 @@ class WritingModel:
     @property
     def memory(self) -> Memory:
         """How much may be held besides the model: `FRUGAL` where memory is short."""
-        return self._scorer.memory
+        return self.scorer.memory
 
     @memory.setter
     def memory(self, memory: Memory) -> None:
-        with self._scorer.lock:
-            self._scorer.memory = memory
+        with self.scorer.lock:
+            self.scorer.memory = memory
 
     @property
     def max_batch(self) -> int | None:
@@ -218,7 +215,7 @@ class WritingModel:
         Answers would be garbage, and look like answers.
         """
         found: list[str] = []
-        size, vocabulary, end = len(self.tokenizer), self._scorer.vocabulary, self.tokenizer.eos_token_id
+        size, vocabulary, end = len(self.tokenizer), self.scorer.vocabulary, self.tokenizer.eos_token_id
         if self.template_fingerprint() == PLAIN:
             found.append(
                 "The model has no chat template: it is shown the bare text and may continue it instead of answering. "
@@ -247,7 +244,7 @@ class WritingModel:
     @property
     def n_layers(self) -> int:
         """Decoder layers L; hidden states are h^(0) .. h^(L-1)."""
-        return self._scorer.architecture.n_layers
+        return self.scorer.architecture.n_layers
 
     def render(self, conversation: Conversation, **template_options: Any) -> Prompt:
         """The prompt the model will see: text, token ids and t*.
@@ -284,33 +281,36 @@ class WritingModel:
         """
         token = {} if self.semantic_token is None else {"semantic_token": self.semantic_token}
         config: Any = self._model.config.get_text_config(decoder=True)
-        usual = self._end_tokens == tuple(sorted(_token_ids(getattr(config, "eos_token_id", None))))
-        return token if usual else {**token, "end_tokens": list(self._end_tokens)}
-
-    def write_whole(self, requests: Sequence[BatchRequest], *, most: int) -> Sequence[WrittenAnswer]:
-        """Write answers in one go each: up to so many together, as far as the model allows it.
-
-        Raises:
-            AnswerInterruptedError: the current stop ended it.
-        """
-        return written_whole(self._writer, requests, most=most)
-
-    @property
-    def stacks(self) -> bool:
-        """Whether prompts of equal length may be answered in one batch."""
-        return self._scorer.stacks
+        usual = self.end_tokens == tuple(sorted(_token_ids(getattr(config, "eos_token_id", None))))
+        return token if usual else {**token, "end_tokens": list(self.end_tokens)}
 
     @property
     def joins(self) -> bool:
         """Whether answers of this model may join and leave a running batch (`running_batch`)."""
-        return self._scorer.joins
+        return self.scorer.joins
 
-    def running_batch(self, objective: Objective | None = None) -> RunningBatch:
-        """A batch that answers join and leave at any step. For a model that `joins`; for one thread.
+    def running_batch(self, objective: Objective | None = None) -> Any:
+        """A `RunningBatch`, which answers join and leave at any step. For a model that `joins`; for one thread.
 
         `objective` is that of later scoring, as in `generate`.
         """
-        return RunningBatch(lambda: self._writer, objective or Objective())
+        raise NotImplementedError
+
+    def write_whole(self, row: Any, objective: Objective | None = None) -> None:
+        """Write a `WrittenAnswer` in one go; `objective` is that of later scoring.
+
+        Raises:
+            AnswerInterruptedError: the current stop ended it.
+        """
+        raise NotImplementedError
+
+    def draw(self, rows: Sequence[Any]) -> None:
+        """Write `WrittenAnswer`s that are drawn for the scores of others.
+
+        Raises:
+            Exception: one of them cannot be written.
+        """
+        raise NotImplementedError
 
     def fitted(self, options: GenerationOptions | None, *prompts: Prompt) -> GenerationOptions:
         """The options with `max_tokens` cut to the room that the context window leaves after the longest prompt.
@@ -336,12 +336,12 @@ class WritingModel:
         Raises:
             InputError: the tokenizer does not belong to the model.
         """
-        vocabulary, highest = self._scorer.vocabulary, max(max(prompt.ids) for prompt in prompts)
+        vocabulary, highest = self.scorer.vocabulary, max(max(prompt.ids) for prompt in prompts)
         if highest >= vocabulary:
             raise InputError(f"the tokenizer does not belong to this model: id {highest} >= {vocabulary}")
 
     @property
-    def _end_tokens(self) -> tuple[int, ...]:
+    def end_tokens(self) -> tuple[int, ...]:
         """Every token that ends an answer: the generation config's (chat models list several) and the tokenizer's."""
         return tuple(sorted({*self._model_end_tokens, *_token_ids(self.tokenizer.eos_token_id)}))
 
@@ -350,19 +350,30 @@ class WritingModel:
         return _token_ids(getattr(getattr(self._model, "generation_config", None), "eos_token_id", None))
 
     @property
-    def _writer(self) -> Writer:
-        """One for the tokens that end an answer now; their owner may change them, in the generation config."""
-        end_tokens = self._end_tokens
-        if self._writing is None or self._writing.end_tokens != end_tokens:
-            self._writing = Writer(
-                self._scorer,
-                self.tokenizer,
-                drawn,
-                end_tokens=end_tokens,
-                window=self.context_window,
-                template_options=self._template_options,
-            )
-        return self._writing
+    def grammars(self) -> GrammarCompiler:
+        """The compiled grammars, for the tokens that end an answer now; their owner may change them."""
+        if self._grammars is None or self._grammars.end_tokens != self.end_tokens:
+            self._grammars = GrammarCompiler(self.tokenizer, end_tokens=self.end_tokens)
+        return self._grammars
+
+    # The model's opinion of answers.
+
+    def judged(self, prompt: Prompt, samples: Sequence[Sample], *, temperature: float = 1.0) -> tuple[Sample, ...]:
+        """Answers to a prompt with their embeddings and log-probabilities at a temperature, however they were drawn."""
+        written = [(sample.preceding, sample.ids) for sample in samples]
+        readings = read(self.scorer, prompt.ids, written, temperature=temperature)
+        pairs = zip(samples, readings, strict=True)
+        return tuple(replace(one, log_probs=own.log_probs, embedding=own.embedding) for one, own in pairs)
+
+    def read(self, prompt: Prompt, answers: Sequence[Ids]) -> list[Reading]:
+        """The model's opinion of several answers to a prompt, without a thought: behind an empty one, closed."""
+        written = None if prompt.thinking is None else prompt.thinking.written("", "")
+        before = self.encode(written) if written else ()
+        return read(self.scorer, prompt.ids, [(before, answer) for answer in answers])
+
+    def fits(self, prompt: Prompt, longest: int) -> bool:
+        """Whether an answer of `longest` tokens has room behind this prompt."""
+        return self.context_window is None or len(prompt.ids) + longest <= self.context_window
 
 
 def _token_ids(listed: Any) -> tuple[int, ...]:

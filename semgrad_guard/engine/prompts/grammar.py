@@ -66,7 +66,7 @@ class GrammarCompiler:
         InputError: the tokenizer is a slow one, whose tokens llguidance cannot read.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, end_tokens: Sequence[int]) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, end_tokens: tuple[int, ...]) -> None:
         require_installed("llguidance", extra="langchain")
         from llguidance.hf import from_tokenizer
 
@@ -75,7 +75,7 @@ class GrammarCompiler:
                 "answers of this model cannot be given a form: that takes a fast tokenizer and an end token. "
                 "Leave tool_choice and response_format out."
             ).about(*FORM_FIELDS)
-        self._end_tokens = end_tokens
+        self.end_tokens = end_tokens
         self._tokenizer: Any = from_tokenizer(cast("Any", tokenizer), eos_token=list(end_tokens))
         self.matcher = lru_cache(maxsize=_KNOWN)(self._matcher)
 
@@ -99,7 +99,7 @@ class GrammarCompiler:
         Raises:
             InputError: the grammar cannot be followed.
         """
-        return GrammarProcessor(self.matcher(grammar).deep_copy(), width, self._end_tokens)
+        return GrammarProcessor(self.matcher(grammar).deep_copy(), width, self.end_tokens)
 
 
 class GrammarProcessor(LogitsProcessor):

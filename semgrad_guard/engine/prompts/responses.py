@@ -31,15 +31,15 @@ class Codec:
     """Text to the tokens of a tokenizer of transformers, and back."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The tokens of a piece of text, without the special tokens that the tokenizer would add."""
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of response tokens, white space as it is; special tokens show only with `special`."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+        return self.tokenizer.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
 
 
 @dataclass(frozen=True)

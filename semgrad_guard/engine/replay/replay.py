@@ -16,6 +16,7 @@ positions are one run: there the model's own call continues from a cache that en
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -111,11 +112,9 @@ def continued(twin: Twin, row: Row, span: Sequence[int]) -> Iterator[Graph]:
     """The graph of a whole answer by the model's own call, from a cache that ends where live positions begin."""
     ids = torch.tensor([row.ids[: row.end]], device=twin.device)
     (begin, end) = row.live[0]
-    cache: Cache | None = None
+    is_kept = row.tape is not None and row.tape.begin == begin
     twin.reset()
-    if begin:
-        with torch.no_grad(), twin.headless():
-            cache = getattr(twin.call(ids[:, :begin], use_cache=True), CACHE)  # of the model's own kind
+    cache = copy.deepcopy(row.taped.cut) if is_kept else cut_cache(twin, ids[:, :begin])
     hidden, table = _leaves(span)
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
@@ -125,6 +124,16 @@ def continued(twin: Twin, row: Row, span: Sequence[int]) -> Iterator[Graph]:
         with twin.watching(table):
             twin.call(ids[:, begin:], cache=cache)
         yield found[0][0, row.begin - 1 - begin : end - begin], [hidden[layer] for layer in span]
+
+
+@torch.no_grad()
+def cut_cache(twin: Twin, ids: torch.Tensor) -> Cache | None:
+    """A cache of the model's own kind behind token ids [1, n]; None where n is 0."""
+    if not ids.shape[1]:
+        return None
+    with twin.headless():
+        found: Cache = getattr(twin.call(ids, use_cache=True), CACHE)
+    return found
 
 
 def _positions(spans: Sequence[Span]) -> torch.Tensor:

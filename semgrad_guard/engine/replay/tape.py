@@ -107,11 +107,6 @@ class Recorder:
         whole = {place: pieces[0] for place, pieces in self._outputs.items()}
         return {place: output for place, output in whole.items() if output.shape[1] == self.positions}
 
-    def let_go(self) -> None:
-        """Keep no outputs of the head and of linear maps any more."""
-        self._left_out |= self._outputs.keys()
-        self.logits, self._outputs, self._output_bytes = None, {}, 0
-
 
 def left_of(memory: Memory, recorders: Iterable[Recorder]) -> Memory:
     """The rest of the budgets beyond what some recorders hold."""
@@ -131,6 +126,8 @@ class Tape:
     `passes` are their recorders, in the order of the text, and the row in each. The first hidden state is that of
     position `begin`, the first state before the head that of position `predicting`. `keys` are those of every layer's
     positions from 0 on. `epoch` tells of which state of the model they are (`Scorer.epoch`; None: of any).
+
+    Of a model whose layers hold a state there are no passes, but a cache that is `cut` before position `begin`.
     """
 
     passes: tuple[tuple[Recorder, int], ...]
@@ -138,11 +135,12 @@ class Tape:
     predicting: int
     keys: Sequence[KeysValues]
     epoch: object = None
+    cut: Cache | None = None
 
     @property
     def layer(self) -> int:
-        """The layer whose input was kept."""
-        return self.passes[0][0].layer
+        """The layer whose input was kept; -1 where none was."""
+        return self.passes[0][0].layer if self.passes else -1
 
     @property
     def end(self) -> int:

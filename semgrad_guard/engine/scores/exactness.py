@@ -14,21 +14,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import nn
-from transformers import GenerationConfig
 
 from semgrad_guard.engine.objective import LogitTransform, Objective
 from semgrad_guard.engine.replay.memory import Memory, is_out_of_memory
 from semgrad_guard.engine.replay.tape import Row, cache_bytes, growing_cache, read
 from semgrad_guard.engine.replay.twin import Twin
 from semgrad_guard.engine.scores.gradients import NO_GRADIENT, GradientScores, deviation, replayed, tolerance_of
-from semgrad_guard.engine.scores.observed import observed_layer
+from semgrad_guard.engine.scores.observed import Observation, observed_layer
 from semgrad_guard.engine.scores.ordinary import Ordinary, no_gradient
 from semgrad_guard.errors import AnswerInterruptedError, SemGradGuardError, UnsupportedModelError
 
@@ -48,15 +47,13 @@ class Exactness:
 
     `way` is the cheapest that is exact for whole answers, `in_context` the one for a response with context, None where
     keys and values cannot be constants. `deviation` is how far it was off; None where nothing could be compared (broken
-    weights). `joins`: answers may join and leave a batch that is being written, and `stacks`: rows of equal length may
-    be written together. `transform` follows the head, `token_axis` is that of hidden states. `token_bytes` is the size
-    of a token's keys and values, where answers can join.
+    weights). `joins`: answers may join and leave a batch that is being written. `transform` follows the head,
+    `token_axis` is that of hidden states. `token_bytes` is the size of a token's keys and values, where they can.
     """
 
     way: Way = "ordinary"
     in_context: Way | None = None
     joins: bool = False
-    stacks: bool = False
     deviation: float | None = 0.0
     transform: LogitTransform = field(default_factory=LogitTransform)
     token_axis: int = 1
@@ -65,7 +62,7 @@ class Exactness:
     def stepped_down(self) -> Exactness:
         """Nothing but the ordinary call is trusted."""
         context: Way | None = None if self.in_context is None else "ordinary"
-        return replace(self, way="ordinary", in_context=context, joins=False, stacks=False, deviation=0.0)
+        return replace(self, way="ordinary", in_context=context, joins=False, deviation=0.0)
 
 
 def scores_by(
@@ -114,9 +111,8 @@ def checked(twin: Twin, model: nn.Module) -> Exactness:
         logger.warning(
             "semgrad-guard scores this model by its ordinary call: %s", check.why or "its layers are unknown"
         )
-    joins = found.way == "rows" and check.stands_alone(equal=False)
-    stacks = joins or check.stands_alone(equal=True)
-    return replace(found, stacks=stacks, joins=joins, token_bytes=token_bytes(twin) if joins else 0)
+    joins = found.way == "rows" and check.stands_alone()
+    return replace(found, joins=joins, token_bytes=token_bytes(twin) if joins else 0)
 
 
 def _by_wide_copy(check: _Check, model: nn.Module) -> Exactness:
@@ -230,19 +226,18 @@ class _Check:
                 "itself; if it does, its code rules a gradient score out."
             ) from error
 
-    def stands_alone(self, *, equal: bool) -> bool:
-        """Whether rows that are written together, padded on the left unless `equal`, give the logits that each gives
-        alone, cached steps included; unknown is no."""
-        return bool(_attempted(lambda: self._rows_agree(equal), self.complain))
+    def stands_alone(self) -> bool:
+        """Whether rows that are written together, padded on the left, give the logits that each gives alone, cached
+        steps included; unknown is no."""
+        return bool(_attempted(self._rows_agree, self.complain))
 
-    def _rows_agree(self, equal: bool) -> bool:
-        lengths = [_PROMPT, _PROMPT] if equal else [_PROMPT, _SHORT_PROMPT]
+    def _rows_agree(self) -> bool:
+        lengths = (_PROMPT, _SHORT_PROMPT)
         rows = [list(self.row(shift=place).ids[:length]) for place, length in enumerate(lengths)]
-        steps = _written if equal else _steps
-        together = steps(self._twin, rows)
+        together = _steps(self._twin, rows)
         tolerance = tolerance_of(self._twin.head.weight.dtype)
         for place, row in enumerate(rows):
-            for ours, alone in zip(together, steps(self._twin, [row]), strict=True):
+            for ours, alone in zip(together, _steps(self._twin, [row]), strict=True):
                 # NaN is no agreement
                 if not bool((ours[place] - alone[0]).abs().max() <= tolerance * alone[0].abs().max()):
                     return False
@@ -277,16 +272,6 @@ def _steps(twin: Twin, rows: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         ids = torch.full((len(rows), 1), 3 + step, device=twin.device)
         mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
     return found
-
-
-@torch.no_grad()
-def _written(twin: Twin, rows: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """The logits [rows, V] of some steps of a whole run, as the library makes it."""
-    ids = torch.tensor(rows, device=twin.device)
-    config = GenerationConfig(
-        max_new_tokens=_STEPS, do_sample=False, pad_token_id=0, return_dict_in_generate=True, output_logits=True
-    )
-    return [step.double() for step in twin.generate(ids, torch.ones_like(ids), generation_config=config).logits]
 
 
 @torch.no_grad()
@@ -383,3 +368,67 @@ def _plain_map(quantized: nn.Module, wider: torch.dtype, generator: torch.Genera
     weight = torch.randn(outputs, inputs, generator=generator) / inputs**0.5
     plain.weight = nn.Parameter(weight.to(own[0].device, wider), requires_grad=False)
     return plain
+
+
+# Which real scores are compared with the ordinary call (`scorer.py`), and when two of them disagree.
+
+Kind = Literal["gradient", "context", "padded", "forward"]
+"""Whether a gradient score is verified, one of a response with context, one of a text that was scored together with
+longer ones, or numbers of the forward pass alone."""
+
+ROUNDING = 0.01
+"""A difference in float32 that may be rounding alone, where a token's gradient is ill-conditioned."""
+_CERTAIN = 0.01  # nats of an answer below which its gradient's digits are those of rounding
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """Numbers of a row that may have to be verified."""
+
+    row: Row
+    numbers: GradientScores | Observation
+    way: Way = "rows"
+
+
+Suspicion = tuple[Kind, int, Suspect]
+"""The length of the longest text that has a part in a suspect's numbers, by its kind."""
+
+
+def suspected(kinds: Mapping[Kind, Sequence[Suspect]], together: Sequence[Suspect]) -> Iterator[Suspicion]:
+    """Of each kind the longest text, and of those that were read `together` the shortest, where it was padded."""
+    for kind, some in kinds.items():
+        for longest in sorted(some, key=_length)[-1:]:
+            yield kind, longest.row.end, longest
+    width = max(map(_length, together), default=0)
+    for shortest in sorted(together, key=_length)[:1]:
+        if shortest.row.end < width:
+            yield "padded", width, shortest
+
+
+def _length(one: Suspect) -> int:
+    return one.row.end
+
+
+def disagree(ours: GradientScores | Observation, theirs: GradientScores | Observation, tolerance: float) -> bool:
+    """Whether one has numbers and the other none, or numbers of the same tokens are far apart.
+
+    Of a nearly certain answer likelihoods and entropies alone are compared.
+    """
+    if ours.reason is not None or theirs.reason is not None:
+        return (ours.reason is None) != (theirs.reason is None)
+    if _far(ours.log_probs, theirs.log_probs, tolerance) or _far(ours.entropies, theirs.entropies, tolerance):
+        return True
+    if isinstance(ours, Observation) or isinstance(theirs, Observation) or (theirs.greedy_nll or 0.0) < _CERTAIN:
+        return False
+    return deviation(ours, theirs) > tolerance
+
+
+def _far(ours: Sequence[float], theirs: Sequence[float], tolerance: float) -> bool:
+    """Whether log-probabilities or entropies (nats) of the same tokens differ by more than `tolerance`.
+
+    It bounds the mean difference, relative to the mean size; below one nat, absolutely: numbers near zero carry the
+    rounding of the logits.
+    """
+    size = max(1.0, math.fsum(map(abs, theirs)) / len(theirs))
+    difference = math.fsum(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / len(theirs)
+    return not difference <= tolerance * size

@@ -9,13 +9,12 @@ verified text was longer than.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,23 +27,25 @@ from semgrad_guard.engine.replay.memory import OUT_OF_MEMORY, Memory, unless_mem
 from semgrad_guard.engine.replay.tape import Row, Tape, read
 from semgrad_guard.engine.replay.twin import Twin
 from semgrad_guard.engine.scores.exactness import (
+    ROUNDING,
     WIDER,
     Exactness,
+    Kind,
+    Suspect,
+    Suspicion,
     Way,
     checked,
+    disagree,
     scores_by,
     scores_of_texts,
+    suspected,
     wide_copy,
 )
-from semgrad_guard.engine.scores.gradients import GradientScores, deviation, tolerance_of, unscored
+from semgrad_guard.engine.scores.gradients import GradientScores, tolerance_of, unscored
 from semgrad_guard.engine.scores.observed import Observation, can_be_observed, observe, observed_layer
 from semgrad_guard.errors import UnsupportedModelError
 
 logger = logging.getLogger("semgrad_guard")
-
-Kind = Literal["gradient", "context", "padded", "forward"]
-"""Whether a gradient score was verified, one of a response with context, one of a text that was scored together with
-longer ones, or numbers of the forward pass alone."""
 
 WITHOUT_CONTEXT = (
     "the sentences before a sentence are its context by their keys and values, and this model has no such for each "
@@ -54,8 +55,6 @@ WITHOUT_CONTEXT = (
 
 _STATES = 4  # states of a model whose self-checks are remembered: with and without an adapter, for example
 _READ = 1 << 13  # tokens of texts that are read in one pass, padding counted
-_CERTAIN = 0.01  # nats of an answer below which its gradient's digits are those of rounding
-_ROUNDING = 0.01  # a difference in float32 that may be rounding alone, where a token's gradient is ill-conditioned
 _LIMITS = ("window", "chunk", "max_position")  # parts of the names of settings that bound lengths
 
 
@@ -194,12 +193,6 @@ class Scorer:
             return None
 
     @property
-    def stacks(self) -> bool:
-        """Whether rows of equal length give the same in a batch as by themselves."""
-        found = self.if_checked()
-        return found is not None and found.stacks
-
-    @property
     def joins(self) -> bool:
         """Whether a row may join and leave a batch that is being written, and then be scored from its tape."""
         found = self.if_checked()
@@ -238,6 +231,7 @@ class Scorer:
                 self.require_context()
             ways: list[Way] = [self.way_of(row) for row in rows]
             by_rows = [place for place, way in enumerate(ways) if way == "rows"]
+            rows = self._with_fresh_tapes(rows)
             taped = self._read([rows[place] for place in by_rows], first, lambda row, tape: row.is_on(tape, first))
             found: dict[int, GradientScores] = {}
             for group in self._groups(dict(zip(by_rows, taped, strict=True)), first):
@@ -246,15 +240,15 @@ class Scorer:
                 if way != "rows":
                     (found[place],) = self._scored([row], way, objective)
             replayed = [
-                _Suspect(row, found[place], way)
+                Suspect(row, found[place], way)
                 for place, (row, way) in enumerate(zip(rows, ways, strict=True))
                 if way != "ordinary" and found[place].reason is None
             ]
-            suspects = [
-                *_longest("gradient", [one for one in replayed if not one.row.in_context]),
-                *_longest("context", [one for one in replayed if one.row.in_context]),
-                *_padded([one for one in replayed if one.way == "rows"]),
-            ]
+            kinds: dict[Kind, list[Suspect]] = {
+                "gradient": [one for one in replayed if not one.row.in_context],
+                "context": [one for one in replayed if one.row.in_context],
+            }
+            suspects = suspected(kinds, [one for one in replayed if one.way == "rows"])
             if self._are_confirmed(suspects, first, objective):
                 return [found[place] for place in range(len(rows))]
             return self.score(rows, objective)
@@ -270,6 +264,7 @@ class Scorer:
                 found = self.score([replace(row, in_context=False) for row in rows], Objective(layers=(n_layers - 1,)))
                 return [Observation(one.log_probs, one.entropies, reason=one.reason) for one in found]
             layer = observed_layer(n_layers)
+            rows = self._with_fresh_tapes(rows)
             taped = self._read(rows, layer, lambda row, tape: can_be_observed(row, tape, layer, own=own), keys=False)
             seen = [
                 (row.tape and unless_memory_runs_out(lambda row=row: observe(self.twin, row, transform, own=own)))
@@ -277,9 +272,9 @@ class Scorer:
                 for row in taped
             ]
             pairs = list(zip(taped, rows, seen, strict=True))
-            written = [_Suspect(row, one) for row, given, one in pairs if row.tape and row.tape is given.tape]
-            read_here = [_Suspect(row, one) for row, given, one in pairs if row.tape is not given.tape]
-            if self._are_confirmed([*_longest("forward", written), *_padded(read_here)], layer):
+            written = [Suspect(row, one) for row, given, one in pairs if row.tape and row.tape is given.tape]
+            read_here = [Suspect(row, one) for row, given, one in pairs if row.tape is not given.tape]
+            if self._are_confirmed(suspected({"forward": written}, read_here), layer):
                 return seen
             return self.observe([replace(row, tape=None) for row in rows], own=own)
 
@@ -314,6 +309,10 @@ class Scorer:
             yield dict(left[:count])
             left = left[count:]
 
+    def _with_fresh_tapes(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows without tapes of the model as it was before a change."""
+        return [row if row.tape and row.tape.epoch in (None, self._epoch) else replace(row, tape=None) for row in rows]
+
     def _read(
         self, rows: Sequence[Row], layer: int, is_left: Callable[[Row, Tape], bool], *, keys: bool = True
     ) -> list[Row]:
@@ -321,12 +320,7 @@ class Scorer:
 
         A row for whose text there is no room has none.
         """
-        found = [
-            row
-            if row.tape and row.tape.epoch in (None, self._epoch) and is_left(row, row.tape)
-            else replace(row, tape=None)
-            for row in rows
-        ]
+        found = [row if row.tape and is_left(row, row.tape) else replace(row, tape=None) for row in rows]
         missing = sorted((place for place, row in enumerate(found) if row.tape is None), key=lambda n: -rows[n].end)
         while missing:
             longest = rows[missing[0]].end
@@ -362,108 +356,50 @@ class Scorer:
         named = [value for name, value in settings.items() if any(part in name for part in _LIMITS)]
         return [value for value in named if type(value) is int and value > 0]
 
-    def _are_confirmed(self, suspects: Sequence[_Suspect], first: int, objective: Objective | None = None) -> bool:
-        """Whether the ordinary call agrees with those that are due; else nothing but it is trusted from now on.
-
-        Numbers without an objective have no gradient, and are compared with one pass over the text.
-        """
-        for one in suspects:
-            if not self._is_due(one.width, (one.kind, first)):
+    def _are_confirmed(self, suspects: Iterator[Suspicion], first: int, objective: Objective | None = None) -> bool:
+        """Whether the ordinary call agrees with those that are due; else nothing but it is trusted from now on."""
+        for kind, width, one in suspects:
+            if not self._is_due(width, (kind, first)):
                 continue
             contradicts = unless_memory_runs_out(lambda one=one: self._contradicts(one, objective))
             if contradicts:
                 logger.warning(
-                    "semgrad-guard steps down to the ordinary call: a replay of %d tokens is not exact", one.width
+                    "semgrad-guard steps down to the ordinary call: a replay of %d tokens is not exact", width
                 )
                 self._current().exactness = self.exactness().stepped_down()
                 return False
             if contradicts is not None:
-                self._current().verified[one.kind, first] = one.width
+                self._current().verified[kind, first] = width
         return True
 
-    def _contradicts(self, one: _Suspect, objective: Objective | None) -> bool:
+    def _contradicts(self, one: Suspect, objective: Objective | None) -> bool:
         """Whether a row's numbers are not those of the ordinary call.
 
         Half precision's own rounding would hide an error, and float32's may look like one: a copy in a wider format
         decides.
         """
-        row, ours, twin, model = replace(one.row, tape=None), one.numbers, self.twin, self._model()
-        dtype, options = twin.head.weight.dtype, {"known": self.exactness(), "memory": self.memory}
-        if objective is None or isinstance(ours, Observation):
-            return bool(self._is_contradicted(ours, row))
+        row, twin, model, dtype = replace(one.row, tape=None), self.twin, self._model(), self.twin.head.weight.dtype
+        options: dict[str, Any] = {"known": self.exactness(), "memory": self.memory}
         is_half = dtype.itemsize < torch.float32.itemsize
-        if is_half or row.end > self._most_positions(0):  # no room for a backward pass through the whole text
-            contradicted = self._is_contradicted(ours, row)
-            if contradicted is not False or not is_half:
-                return bool(contradicted)
+        if objective is None or is_half or row.end > self._most_positions(0):
+            # No gradient, or no room for a backward pass through the whole text: likelihoods from one pass.
+            (again,) = self._tapes([row], observed_layer(self.architecture.n_layers), keys=False)
+            seen = None if again.tape is None else observe(twin, again, self.exactness().transform)
+            contradicts = seen is not None and disagree(one.numbers, seen, tolerance_of(dtype))
+            if objective is None or contradicts or seen is None or not is_half:
+                return contradicts
         else:
             (expected,) = scores_of_texts("ordinary", twin, [row], objective, **options)
-            if not _contradict(ours, expected, tolerance_of(dtype)):
+            if not disagree(one.numbers, expected, tolerance_of(dtype)):
                 return False
-            if dtype not in WIDER or _contradict(ours, expected, _ROUNDING):
+            if dtype not in WIDER or disagree(one.numbers, expected, ROUNDING):
                 return True
         if model is None or not twin.layers:
             return not is_half
         wide = wide_copy(model, WIDER[dtype])
         (found,) = scores_of_texts(one.way, wide, [row], objective, **options)
         (expected,) = scores_of_texts("ordinary", wide, [row], objective, **options)
-        return _contradict(found, expected, tolerance_of(WIDER[dtype]))
-
-    def _is_contradicted(self, ours: GradientScores | Observation, row: Row) -> bool | None:
-        """Whether one pass over the text has other likelihoods or entropies; None where there is no room for it."""
-        layer, tolerance = observed_layer(self.architecture.n_layers), tolerance_of(self.twin.head.weight.dtype)
-        (again,) = self._tapes([replace(row, tape=None)], layer, keys=False)
-        if again.tape is None:
-            return None
-        return _differ(ours, observe(self.twin, again, self.exactness().transform), tolerance)
-
-
-@dataclass(frozen=True)
-class _Suspect:
-    """Numbers of a row that may have to be verified, and the length of the longest text that has a part in them."""
-
-    row: Row
-    numbers: GradientScores | Observation
-    way: Way = "rows"
-    kind: Kind = "padded"
-    width: int = 0
-
-
-def _longest(kind: Kind, some: Sequence[_Suspect]) -> list[_Suspect]:
-    return [replace(one, kind=kind, width=one.row.end) for one in sorted(some, key=lambda one: -one.row.end)[:1]]
-
-
-def _padded(some: Sequence[_Suspect]) -> list[_Suspect]:
-    """The shortest text that others were longer than, if there is one."""
-    width = max((one.row.end for one in some), default=0)
-    shorter = sorted((one for one in some if one.row.end < width), key=lambda one: one.row.end)
-    return [replace(one, width=width) for one in shorter[:1]]
-
-
-def _contradict(ours: GradientScores, expected: GradientScores, tolerance: float) -> bool:
-    if _differ(ours, expected, tolerance):
-        return True
-    certain = (expected.greedy_nll or 0.0) < _CERTAIN
-    return ours.reason is None and not certain and deviation(ours, expected) > tolerance
-
-
-def _differ(ours: GradientScores | Observation, theirs: GradientScores | Observation, tolerance: float) -> bool:
-    """Whether one has numbers and the other none, or likelihoods or entropies of the same tokens are far apart."""
-    if ours.reason is not None or theirs.reason is not None:
-        return (ours.reason is None) != (theirs.reason is None)
-    pairs = ((ours.log_probs, theirs.log_probs), (ours.entropies, theirs.entropies))
-    return any(_far(one, other, tolerance) for one, other in pairs)
-
-
-def _far(ours: Sequence[float], theirs: Sequence[float], tolerance: float) -> bool:
-    """Whether log-probabilities or entropies (nats) of the same tokens differ by more than `tolerance`.
-
-    It bounds the mean difference, relative to the mean size; below one nat, absolutely: numbers near zero carry the
-    rounding of the logits.
-    """
-    size = max(1.0, math.fsum(map(abs, theirs)) / len(theirs))
-    difference = math.fsum(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / len(theirs)
-    return not difference <= tolerance * size
+        return disagree(found, expected, tolerance_of(WIDER[dtype]))
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from semgrad_guard.engine.answers.writing import BatchRequest
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import UnsupportedModelError
 from semgrad_guard.guard import Answerer, Draft
@@ -101,7 +100,9 @@ class Scoring:
         assignment = Assignment.of(request.request, self._answerer)
         require_taken(assignment.options[0], self._config)
         for name, options in zip(request.names, assignment.options, strict=True):
-            self._answers[name] = assignment, self._written.begin(name, BatchRequest(assignment.prompt, options))
+            row = self._written.answer(assignment.prompt, options, name=name)
+            self._written.join([row])
+            self._answers[name] = assignment, row
         return Read(
             ids=tuple(assignment.prompt.ids),
             options=assignment.options,
@@ -132,7 +133,6 @@ class Scoring:
         with self._model.turn:  # in which the model is looked at once
             rows = [self._told(one.name, one.tokens, again=again) for one in begun]
             ended = self._written.ended(rows, [one.spans for one in begun], [_count(one.known) for one in begun])
-            self._written.let_go([(row, found.scored) for row, found in zip(rows, ended, strict=True) if found])
             return [
                 found and ScoredPart(draft=own.opened(found, one.known), tokens=found.tokens)
                 for own, one, found in zip(assignments, begun, ended, strict=True)
