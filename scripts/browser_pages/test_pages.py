@@ -290,7 +290,7 @@ def test_decisions_are_listed_and_graded(open_page: Open) -> None:
     row.get_by_role("button", name="Right").click()
     expect(row.get_by_role("button")).to_have_count(0)
     expect(page.locator("#status")).to_contain_text("the log has not drawn it at random")
-    expect(page.locator("#promises")).to_contain_text("no answer that was drawn at random is graded yet")
+    expect(page.locator("#promises")).to_contain_text("No answer that was drawn at random is graded yet")
     page.get_by_label("Action").select_option("abstain")
     page.get_by_role("button", name="Show", exact=True).click()
     expect(page.locator("#list tbody tr").filter(has_text="Let through")).to_have_count(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -187,14 +186,17 @@ class Database:
         fresh = sa.and_(decisions.c.alpha.is_not(None), decisions.c.drawn.is_(None))
         query = sa.select(decisions).where(PROMISED, fresh, decisions.c.at >= since.timestamp())
         with self._transaction() as connection:
-            rows = connection.execute(query).mappings().all()
-        return [_entry(Decision, row) for row in secrets.SystemRandom().sample(rows, min(size, len(rows)))]
+            rows = connection.execute(query.order_by(sa.func.random()).limit(size)).mappings().all()
+        return [_entry(Decision, row) for row in rows]
 
     def mark_drawn(self, ids: Sequence[str]) -> None:
         """Mark decisions as drawn, so that feedback on them counts as random, and none is drawn twice."""
+        if not ids:
+            return
+        update = sa.update(decisions).where(decisions.c.id == sa.bindparam("of")).values(drawn=sa.bindparam("now"))
         now = datetime.now(UTC).timestamp()
         with self._transaction() as connection:
-            connection.execute(sa.update(decisions).where(decisions.c.id.in_(ids)).values(drawn=now))
+            connection.execute(update, [{"of": name, "now": now} for name in ids])
 
     def promises(self) -> dict[str, tuple[float, float, int]]:
         """alpha and delta of every calibration that has promised an answer, that of the latest decision first; and how
