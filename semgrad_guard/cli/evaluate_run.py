@@ -220,15 +220,15 @@ class Files:
         require_outputs(outputs, inputs=inputs)
 
 
-def write(results: Results, files: Files, beside: Sequence[GradedRun] | None) -> None:
-    """The table, the sheet for people, which is extended where it is there, and the report, which shows other runs
-    `beside`; None: there is no report."""
+def write(results: Results, files: Files, others: Sequence[GradedRun] | None) -> None:
+    """The table, the sheet for people, which is extended where it is there, and the report, which shows `others` too;
+    None: there is no report."""
     results.write_csv(files.table)
     write_graded(files.run, results.graded_run)
     extend_sheet(files.sheet, [SheetAnswer.of(answer) for answer in results.answers])
-    if beside is not None:
+    if others is not None:
         with status("Writing the report …"):
-            write_report([results.graded_run, *beside], files.folder)
+            write_report([results.graded_run, *others], files.folder)
 
 
 def show(results: Results, files: Files, *, as_json: bool, reported: bool = True) -> None:

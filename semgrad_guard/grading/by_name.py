@@ -138,6 +138,8 @@ class Bem:
 _PROMPTS: dict[str, str] = table_of("semgrad_guard.grading", "judge.toml")
 """Ours: the paper (appendix, "LLM-as-a-Judge") does not print the prompt that it used."""
 
+_AT_ONCE = 8
+"""Requests to a judge at once."""
 _VERDICT = re.compile(r"\W*(?:verdict\W+)?(correct|incorrect)\W*", re.IGNORECASE)
 
 
@@ -147,11 +149,10 @@ class Judge:
     Args:
         chat: any LangChain chat model; set its temperature to 0.
         name: the model's name, for records; by default the chat model's own.
-        parallel: requests at once.
     """
 
-    def __init__(self, chat: BaseChatModel, *, name: str | None = None, parallel: int = 8) -> None:
-        self._chat, self._parallel = chat, parallel
+    def __init__(self, chat: BaseChatModel, *, name: str | None = None) -> None:
+        self._chat = chat
         self._name = name or str(getattr(chat, "model", None) or getattr(chat, "model_name", None) or chat.get_name())
 
     @classmethod
@@ -190,7 +191,7 @@ class Judge:
     def _ask(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
         prompts = [_prompt(answer) for answer in answers]
         try:
-            replies = self._chat.batch([[("user", prompt)] for prompt in prompts], {"max_concurrency": self._parallel})
+            replies = self._chat.batch([[("user", prompt)] for prompt in prompts], {"max_concurrency": _AT_ONCE})
         except Exception as error:
             raise GradingError(
                 f"{self.name} cannot be asked: {first_line(error)}. Grades given so far are kept; run the same command "

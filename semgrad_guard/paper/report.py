@@ -25,6 +25,7 @@ from semgrad_guard.questions.job_record import flat
 
 FILE = "report.html"
 TABLES = "tables"
+_TITLE = "How well the guard knows"
 _GENERATOR = "semgrad-guard evaluate"
 _WIDTH = 11
 """Columns that fit on an upright A4 page."""
@@ -45,7 +46,6 @@ def write_report(
     runs: GradedRun | Sequence[GradedRun],
     folder: str | Path,
     *,
-    title: str = "How well the guard knows",
     count: int = RESAMPLES,
     splits: int = SPLITS,
 ) -> Path:
@@ -54,7 +54,6 @@ def write_report(
     Args:
         runs: one graded run, or several with titles of their own (models x data sets).
         folder: where to.
-        title: the page's heading.
         count: bootstrap resamples behind every interval.
         splits: random halves behind the coverage at a guaranteed error rate.
 
@@ -101,7 +100,7 @@ def write_report(
         for number, (summary, table) in enumerate(zip(summaries, promised, strict=True), start=1)
     ]
     page = environment.get_template("report.html.jinja").render(
-        title=title,
+        title=_TITLE,
         generator=_GENERATOR,
         sections=sections,
         main=tables[0],

@@ -78,7 +78,7 @@ def summarize(run: GradedRun, *, count: int = RESAMPLES, splits: int = SPLITS) -
         return own.estimate(len(times), lambda weights: weights @ times / len(times))
 
     def guaranteed(title: str, alpha: float) -> GuaranteedCoverage | None:
-        scores, correct = _at(run.scores[title], run.put_to(title)), _at(run.correct, run.put_to(title))
+        scores, correct = _at(run.scores[title], rows[title]), _at(run.correct, rows[title])
         return None if run.clusters else guaranteed_coverage(scores, correct, alpha=alpha, splits=splits)
 
     rows = {title: run.put_to(title) for title in titles}

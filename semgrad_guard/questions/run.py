@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -144,20 +143,16 @@ def complete(
     answer: AnswerBatch[R],
     *,
     batch_size: int,
-    key: Callable[[Question], str] = attrgetter("key"),
     on_progress: Progress | None = None,
 ) -> list[R]:
-    """Answer the batches of which the record misses something; all answers, in the questions' order.
-
-    `key` names a question in the record.
-    """
+    """Answer the batches of which the record misses something; all answers, in the questions' order."""
     tell = on_progress or unwatched
-    done = sum(key(question) in record.rows for question in questions)
+    done = sum(question.key in record.rows for question in questions)
     tell(done, len(questions))
     missing = [
         batch
         for batch in batches_of(questions, batch_size)
-        if any(key(question) not in record.rows for question in batch.rows)
+        if any(question.key not in record.rows for question in batch.rows)
     ]
     if missing:
         record.require_continuable()
@@ -166,7 +161,7 @@ def complete(
         record.append(new)
         done += len(new)
         tell(done, len(questions))
-    return [record.rows[key(question)] for question in questions]
+    return [record.rows[question.key] for question in questions]
 
 
 def run_settings(
@@ -208,13 +203,12 @@ def run_binding(
     options: GenerationOptions,
     template: str,
     grader: str | None = None,
-    upstream: str | None = None,
     on_doubt: OnDoubt | None = None,
     on_cut: OnCut = "unscored",
 ) -> Binding:
     """The binding of a calibration made from such a run; the same as a guard's with this prompt template."""
     bound = Answerer(model, estimator, options, prompt_template=template, by_sentence=on_doubt).binding()
-    return bound.model_copy(update={"grader": grader, "upstream": upstream, "on_cut": on_cut})
+    return bound.model_copy(update={"grader": grader, "on_cut": on_cut})
 
 
 def shared_objective(estimators: Iterable[Estimator]) -> Objective:

@@ -77,20 +77,26 @@ CSV: dict[str, bytes] = {
 }
 
 
+NO_FILES = {
+    "a folder": "{in}",
+    "under a file": "{in}/answers.jsonl/x.json",
+    "a link to itself": "{in}/loop.jsonl",
+    "a socket": "{in}/socket",
+    "empty": "",
+    "blank": "  ",
+    "a long name": "{in}/" + "x" * 5000 + ".json",
+}
+"""Paths at which no regular file is, or can be."""
+
+
 def files() -> Iterator[Bad]:
     """Files that are no data at all, and paths where no file is."""
     paths = {
+        **NO_FILES,
         "none": "{in}/none.jsonl",
-        "a folder": "{in}",
-        "under a file": "{in}/answers.jsonl/x.jsonl",
-        "a link to itself": "{in}/loop.jsonl",
         "a link to nothing": "{in}/dangling.jsonl",
-        "a long name": "{in}/" + "x" * 5000,
-        "a socket": "{in}/socket",
         "the empty device": os.devnull,
         "an endless device": "/dev/zero",
-        "empty": "",
-        "blank": "  ",
         "root": "/",
     }
     for (command, base), name in in_turn(WITH_DATA.items(), FILES):
@@ -145,18 +151,8 @@ def other_outputs() -> Iterator[Bad]:
 
 def no_files() -> Iterator[Bad]:
     """Outputs that are no regular files, or are nowhere."""
-    places = {
-        "a folder": "{in}",
-        "a pipe": "{in}/pipe",
-        "a socket": "{in}/socket",
-        "a link to a pipe": "{in}/link-pipe",
-        "a link to itself": "{in}/loop.jsonl",
-        "no folder": "{out}/none/x.json",
-        "under a file": "{in}/answers.jsonl/x.json",
-        "empty": "",
-        "blank": " ",
-        "a long name": "{out}/" + "x" * 5000 + ".json",
-    }
+    pipes = {"a pipe": "{in}/pipe", "a link to a pipe": "{in}/link-pipe"}
+    places = {**NO_FILES, **pipes, "no folder": "{out}/none/x.json"}
     for command, (name, path) in in_turn(("score", "calibrate", "probe"), places.items()):
         yield Bad(f"{command} --output: {name}", instead(WITH_DATA[command], output=path))
     for name in ("a pipe", "a socket", "a link to a pipe", "a link to itself", "under a file", "empty", "blank"):

@@ -17,7 +17,7 @@ from tests.pairwise import in_turn
 from tests.warm_python import WarmPython
 
 from .helpers import ASKED, TOKENS, jsonl
-from .test_interrupt import held, wait_until_held
+from .test_signals import held, wait_until_held
 
 Run = Callable[..., Result]
 Job = Callable[..., list[str]]

@@ -1,26 +1,33 @@
-"""The program itself: help worth reading, a quick start, a version, and the demo's door."""
+"""The program itself: help worth reading, a version, the demo's door; and what options take: each once, "-" where it
+means something, numbers that make sense, devices that hold a model.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
+import torch
 from click.testing import Result
 from typer.main import get_command
 
 import semgrad_guard
 from semgrad_guard.cli import app, loading, options, short_commands
-from semgrad_guard.estimators import ESTIMATORS
+from semgrad_guard.estimators import ESTIMATORS, FusedStates
+from semgrad_guard.estimators.suite import paper_suite
 from semgrad_guard.grading import GRADERS
 
-from .helpers import flat
+from .helpers import ASKED, flat, jsonl
 
 Run = Callable[..., Result]
 PROGRAM: Any = get_command(app)
@@ -113,3 +120,153 @@ def test_the_demo_asks_for_what_its_extra_brings() -> None:
     brought = [package for name in ("demo", "langchain", "grammar", "eval") for package in extras[name]]
     names = {re.split(r"[<>=\[]", package)[0] for package in brought} - {"semgrad-guard"}
     assert set(short_commands._NEEDED.values()) == names
+
+
+OPTIONS = [
+    (name, option)
+    for name, command in PROGRAM.commands.items()
+    for option in command.params
+    if option.param_type_name == "option" and not option.is_eager
+]
+SINGLE = [(name, option) for name, option in OPTIONS if not option.multiple]
+
+
+@pytest.mark.parametrize(("command", "option"), SINGLE, ids=[f"{name} {o.opts[0]}" for name, o in SINGLE])
+def test_an_option_is_given_once(run: Run, tmp_path: Path, command: str, option: Any) -> None:
+    spelled, again = option.opts[0], option.opts[-1]
+    value = () if option.is_flag else ("1",)
+    question = ("What?",) if command == "ask" else ()
+    result = run(command, *question, spelled, *value, again, *value)
+    assert result.exit_code == 2
+    assert f"{option.opts[0]}" in flat(result.stderr)
+    assert "is given 2 times; give it once" in flat(result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("score", "--by", "word"), "'word' is not one of 'answer', 'sentence'"),
+        (("ask", "q", "--dtype", "int8"), "'int8' is not one of"),
+        (("ask", "q", "--estimator", "hybrid"), "Did you mean hybridgrad?"),
+        (("calibrate", "--grader", "x"), "there is no grader 'x'"),
+        (("calibrate", "--grader", "contains=x"), "contains"),
+        (("calibrate", "--engine", "vllm={"), "vllm with arguments"),
+        (("calibrate", "--engine", "vllm=[]"), "vllm with arguments"),
+        (("calibrate", "--column", "passage=x"), "question=NAME"),
+        (("calibrate", "--column", "answers"), "question=NAME"),
+        (("evaluate", "--prompt", "x"), "neither plain, paper"),
+        (("evaluate", "--methods", "x"), "'x' is not one of"),
+        (("calibrate", "--alpha", "x"), "'x' is not a number"),
+        (("calibrate", "--alpha", "1e-300"), "out of range: it is at least 0.0001 and at most 0.9999"),
+        (("calibrate", "--alpha", "0.99999999"), "out of range"),
+        (("calibrate", "--delta", "nan"), "out of range"),
+        (("ask", "q", "--max-tokens", "1.5"), "is not a whole number"),
+        *(
+            (("ask", "q", "--template-option", value), "JSON")
+            for value in ("enable_thinking", "=false", "a b=1", "on=False", "on=", 'on={"a"', "on=" + "[" * 100_000)
+        ),
+        *(
+            ((*command, "-"), "it takes no stdin or stdout; name a file")
+            for command in (
+                ("calibrate", "--data", "q", "--output"),
+                ("probe", "--data", "q", "--output"),
+                ("evaluate", "--data", "q", "--output"),
+                ("ask", "q", "--calibration"),
+                ("score", "--data", "q", "--output"),
+                ("demo", "--output"),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_named_in_our_own_words(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{arguments[-2]}'" in flat(result.stderr)
+    assert words in flat(result.stderr)
+    assert "Value error" not in flat(result.stderr)
+    assert not list(tmp_path.iterdir())
+
+
+def test_methods_are_those_that_an_evaluation_has() -> None:
+    assert {estimator.name for estimator in (*paper_suite(), FusedStates())} == set(options.METHOD_NAMES)
+
+
+MOST = {"calibrate": 24, "evaluate": 22, "serve": 25, "ask": 14, "score": 16}
+"""How many options a command may have, help apart."""
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_option_is_in_a_page_and_in_a_test() -> None:
+    """An option that no page names has no user, and one that no test gives may do anything."""
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    spelled = {option.opts[0] for _, option in OPTIONS}
+    assert [name for name in sorted(spelled) if not re.search(rf"{name}(?![\w-])", pages)] == []
+    assert [name for name in sorted(spelled) if not re.search(rf"[\"' ]{name}[\"'= ]", tests)] == []
+    counts = Counter(name for name, _ in OPTIONS)
+    assert {name: counts[name] for name in MOST if counts[name] > MOST[name]} == {}
+
+
+def choices(kind: Any) -> list[str]:
+    return [word for part in (kind, *get_args(kind)) if get_origin(part) is Literal for word in get_args(part)]
+
+
+def test_help_shows_the_words_of_a_choice_and_its_default(run: Run) -> None:
+    chosen = [
+        (name, option, words) for name, option in OPTIONS if (words := choices(option.type_descriptor.annotation))
+    ]
+    assert len(chosen) > 10
+    for command, option, words in chosen:
+        shown = flat(run(command, "--help").stdout)
+        assert all(word in shown for word in words), (command, option.name)
+        default = "Default: " if option.default is None else f"[default: {option.default}]"
+        assert default in (option.help if option.default is None else shown), (command, option.name)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("calibrate", "--data", "-", "--prompt", "@-", "--output", "c.json"),
+        ("evaluate", "--data", "-", "--labels", "-", "--output", "e"),
+        ("ask", "-", "--context", "@-"),
+    ],
+)
+def test_stdin_is_read_once(run: Run, arguments: tuple[str, ...]) -> None:
+    result = run(*arguments, stdin="{}")
+    assert result.exit_code == 2
+    assert "stdin can be read once" in flat(result.stderr)
+
+
+@pytest.mark.parametrize("by", [(), ("--by", "sentence")])
+def test_a_file_is_written_beside_stdout(
+    run: Run, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: tuple[str, ...]
+) -> None:
+    data = jsonl(tmp_path / "r.jsonl", ({"question": q, "response": "This."} for q in ASKED[:2]))
+    monkeypatch.chdir(tmp_path)
+    shown = run("score", "--model", model_folder, "--data", data, *by, "--json", "--output", "./-").stdout
+    assert [json.loads(line)["question"] for line in shown.splitlines()] == ASKED[:2]
+    assert (tmp_path / "-").read_text() == shown
+
+
+NOWHERE = [
+    *("meta", "mps", "xla", "hpu", "privateuseone", "mkldnn", "lazy", "vulkan", "cuda:99", "cuda:-1", "auto", "CPU"),
+    "banana",
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*no longer used as device type")
+@pytest.mark.parametrize("device", NOWHERE)
+def test_a_device_that_holds_no_model_is_refused_in_a_line(run: Run, model_folder: Path, device: str) -> None:
+    with suppress(Exception):  # whatever error torch raises
+        torch.ones(1, device=device).item()
+        pytest.skip(f"there is a device {device} here")
+    result = run("ask", "What?", "--model", model_folder, "--device", device)
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"Error: There is no device {device!r} here that holds a model: ")
+    assert line.endswith("Try --device cpu.")
+    assert len(line) < 320

@@ -69,7 +69,7 @@ def test_other_replies_are_no_verdict_and_shown(reply: str, caplog: pytest.LogCa
 
 def test_a_judge_sees_question_references_and_answer() -> None:
     chat = Heard(responses=["CORRECT", "INCORRECT", "perhaps", "correct"], prompts=[])
-    judge = Judge(chat, name="fake", parallel=2)
+    judge = Judge(chat, name="fake")
     assert judge.grade(ANSWERS) == [True, False, None, True]
     assert judge.name == "judge(fake)"
     prompt = next(text for text in chat.prompts if "question 1" in text)

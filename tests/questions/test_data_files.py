@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from semgrad_guard.errors import DataFileError
+from semgrad_guard.errors import DataFileError, InputError
 from semgrad_guard.questions.data import read_questions
+from semgrad_guard.questions.data_files import require_writable
 
 FOLDER = Path(__file__).parent / "files"
 FILES = sorted(path for path in FOLDER.iterdir() if not path.name.endswith(".expected.json"))
@@ -37,3 +38,18 @@ def test_a_file_is_read_as_expected_or_refused_in_words(path: Path) -> None:
 def test_every_expectation_has_its_file() -> None:
     assert len(FILES) > 120
     assert {path.name for path in FOLDER.glob("*.expected.json")} == {f"{path.name}.expected.json" for path in FILES}
+
+
+def test_a_writable_place_stays_as_it_was(tmp_path: Path) -> None:
+    require_writable(tmp_path / "new.json")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "old.json").write_text("old")
+    require_writable(tmp_path / "old.json")
+    assert (tmp_path / "old.json").read_text() == "old"
+
+
+def test_places_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "x.json", tmp_path / "missing" / "x.json", tmp_path, Path("/proc/x.json")):
+        with pytest.raises(InputError, match=r"Cannot write .*Choose a path in an existing folder"):
+            require_writable(path)
