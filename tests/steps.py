@@ -9,8 +9,6 @@ import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
-
 from semgrad_guard import LanguageModel
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.scores.exactness import checked
@@ -71,38 +69,3 @@ async def most_threads(model: LanguageModel, call: Callable[[str], Awaitable[Any
     free.set()
     await asyncio.gather(*calls)
     return most
-
-
-class Gate:
-    """Lets requests pass to their model once so many have come: from then on they are under way at the same time."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.came, self.tickets = list[Any](), list[Any]()
-        self.at, self.through, self.most = 0, 0, 0
-        self._under_way, self._lock = 0, threading.Lock()
-        original = LanguageModel.submit_all
-
-        def submit_all(model: LanguageModel, requests: Any) -> Any:
-            self.came.extend(requests)
-            until(lambda: len(self.came) >= self.at)
-            self._add(len(requests))
-            tickets = original(model, requests)
-            for ticket in tickets:
-                ticket.add_done_callback(lambda _: self._add(-1))
-            with self._lock:
-                self.tickets += tickets
-                self.through += len(tickets)
-            return tickets
-
-        patch.setattr(LanguageModel, "submit_all", submit_all)
-
-    def opens_at(self, count: int, steps: Steps) -> None:
-        """Hold the next requests back until they are so many, and the model at its first step until it has them all."""
-        self.came.clear()
-        self.at, self.through = count, 0
-        steps.at(1, lambda: until(lambda: self.through >= count))
-
-    def _add(self, change: int) -> None:
-        with self._lock:
-            self._under_way += change
-            self.most = max(self.most, self._under_way)

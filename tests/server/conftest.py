@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -14,13 +15,15 @@ from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Policy
 from semgrad_guard.engine.answers.request import Work
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.guard import Answerer, Terms
-from tests.steps import Steps, until
+from tests.steps import LIMIT, Steps, until
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
 import httpx
+from fastapi import FastAPI
 
 from semgrad_guard.server.app import make_app
+from semgrad_guard.server.hosting import ConnectionLimits, listen, server_of
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.service import ServedModel, Service
 
@@ -34,6 +37,24 @@ def events(text: str) -> list[dict[str, Any]]:
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
+
+
+@contextmanager
+def listening(app: FastAPI, *, ends: threading.Event | None = None, **limits: Any) -> Iterator[tuple[str, int]]:
+    """The address of a server as `semgrad-guard serve` runs it, with limits of its own; a signal comes with `ends`."""
+    bound, begun = listen("127.0.0.1", 0), threading.Event()
+    server = server_of(app, ConnectionLimits(**limits), started=begun.set)
+    if ends is not None:
+        threading.Thread(target=lambda: (ends.wait(), server.handle_exit(2, None)), daemon=True).start()
+    thread = threading.Thread(target=lambda: server.run(sockets=[bound]))
+    thread.start()
+    try:
+        assert begun.wait(LIMIT)
+        yield bound.getsockname()[:2]
+    finally:
+        server.should_exit = True
+        thread.join(LIMIT)
+        bound.close()
 
 
 def raw_request() -> dict[str, Any]:

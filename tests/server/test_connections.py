@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -15,31 +15,15 @@ from starlette.responses import StreamingResponse
 
 from semgrad_guard.server.app import Limits, make_app
 from semgrad_guard.server.gate import Keys
-from semgrad_guard.server.hosting import ConnectionLimits, allowed_hosts, listen, server_of
+from semgrad_guard.server.hosting import allowed_hosts
 from semgrad_guard.server.service import ServedModel, Service
 from tests.steps import LIMIT, until
 
-from .conftest import ALL, asking
+from .conftest import ALL, asking, listening
 
 Address = tuple[str, int]
 HALF = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: "
 LONG = 3600
-
-
-@contextmanager
-def listening(app: FastAPI, **limits: float) -> Iterator[Address]:
-    """The address of a server as `semgrad-guard serve` runs it, with limits of its own."""
-    bound, begun = listen("127.0.0.1", 0), threading.Event()
-    server = server_of(app, ConnectionLimits(**limits), started=begun.set)  # type: ignore[arg-type]
-    thread = threading.Thread(target=lambda: server.run(sockets=[bound]))
-    thread.start()
-    try:
-        assert begun.wait(LIMIT)
-        yield bound.getsockname()[:2]
-    finally:
-        server.should_exit = True
-        thread.join(LIMIT)
-        bound.close()
 
 
 def ends(connection: socket.socket) -> bool:

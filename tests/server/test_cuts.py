@@ -23,9 +23,9 @@ from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.scheduler import Scheduler, token_pieces
 from semgrad_guard.server.service import ServedModel, Service
 from semgrad_guard.server.settings import ServerSettings
-from semgrad_guard.server.upstream import RemoteServer, Upstream
 
-from .conftest import ALL, NONE, OPTIONS, Serve, asking, bodies, events
+from .conftest import ALL, NONE, OPTIONS, Serve, asking, bodies, events, text_in
+from .others import Other, behind
 
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
@@ -156,47 +156,22 @@ async def test_nothing_is_promised_of_what_a_client_cut(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_upstream_is_asked_for_the_whole_answer(
-    serve: Serve,
-    make_served: Callable[..., ServedModel],
-    scorer: Scheduler,
-    language_model: LanguageModel,
-    stream: bool,
-) -> None:
-    app, sent = make_app(Service([make_served(ALL, mode="annotate", name="large")])), list[dict[str, Any]]()
-
-    async def hearing(scope: Any, receive: Any, send: Any) -> None:
-        async def noting() -> Any:
-            message = await receive()
-            if message.get("body"):
-                sent.append(json.loads(message["body"]))
-            return message
-
-        await app(scope, noting, send)
-
-    upstream = Upstream(RemoteServer("http://other/v1", transport=httpx.ASGITransport(hearing)), scorer)
-    draft = language_model.generate("hello", OPTIONS).text
-    given = {"upstream": upstream, "scheduler": scorer, "name": "large"}
+async def test_an_upstream_is_asked_for_the_whole_answer(serve: Serve, scorer: Scheduler, stream: bool) -> None:
+    draft, seen, other = "One two three.", set[str](), Other(["One", " two", " three."])
+    given = behind(other, scorer)
     async with serve(ALL, **given) as delivering, serve(NONE, **given) as withholding:
-        seen = set[str]()
-        for cut in attempts(draft)[::2]:
-            body = {**asking(stream=stream), **cut, "model": "large"}
+        for cut in attempts(draft):
+            body = asking(stream=stream, **cut)
             seen.add(without_ids(await withholding.post(CHAT, json=body)))
-            response = await delivering.post(CHAT, json={**body, "logprobs": True})
-            text, finish, _ = summed(bodies(response))
-            assert draft.startswith(text)
-            assert finish in ("stop", "length")
-            assert text == draft or len(text) < len(draft)
-            if places := [draft.find(stop) for stop in cut.get("stop", ()) if stop in draft]:
-                assert (text, finish) == (draft[: min(places)], "stop")
+            found = bodies(await delivering.post(CHAT, json=body))
+            whole = draft.startswith(text_in(found))
+            places = [draft.find(stop) for stop in cut.get("stop", ()) if stop in draft]
+            assert text_in(found) == draft[: min(places)] if places and "max_tokens" not in cut else whole, cut
+            for sent in other.bodies[-2:]:
+                limits = [sent.get("max_tokens"), sent.get("max_completion_tokens")]
+                assert (sorted(map(bool, limits)), 8 in limits, sent.get("stop")) == ([False, True], True, None)
         assert len(seen) == 1
-        limits = [
-            {name: request.get(name) for name in ("max_tokens", "max_completion_tokens", "stop")} for request in sent
-        ]
-        assert all(
-            8 in limit.values() and limit["stop"] is None and sum(map(bool, limit.values())) == 1 for limit in limits
-        )
-        response = await delivering.post(CHAT, json={**asking(stop_token_ids=[3]), "model": "large"})
+        response = await delivering.post(CHAT, json=asking(stop_token_ids=[3]))
         assert (response.status_code, "stop_token_ids" in response.text) == (400, True)
 
 

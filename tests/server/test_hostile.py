@@ -11,22 +11,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
+from fastapi import FastAPI
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.engine.interruption import current_stop
+from semgrad_guard.server import hosting
 from semgrad_guard.server.app import make_app
-from semgrad_guard.server.hosting import listen
 from semgrad_guard.server.scheduler import Assignment
 from semgrad_guard.server.service import ServedModel, Service
 
-from .conftest import ALL, NONE, OPTIONS, asking, events
+from .conftest import ALL, NONE, OPTIONS, asking, events, listening
 
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
@@ -37,33 +36,8 @@ CHAT = "/v1/chat/completions"
 Make = Callable[..., ServedModel]
 
 
-@contextmanager
-def running(
-    served: ServedModel, *, finishing: int | None = None, ends: threading.Event | None = None, **given: Any
-) -> Iterator[tuple[str, int]]:
-    """The address of a server that listens as long as this lasts, or until `ends` is set.
-
-    It has so many seconds for `finishing`.
-    """
-    bound = listen("127.0.0.1", 0)
-    config = uvicorn.Config(
-        make_app(Service([served], **given)),
-        access_log=False,
-        log_level="warning",
-        ws="none",
-        timeout_graceful_shutdown=finishing,
-    )
-    server = uvicorn.Server(config)
-    if ends is not None:
-        threading.Thread(target=lambda: (ends.wait(), server.handle_exit(2, None)), daemon=True).start()
-    thread = threading.Thread(target=lambda: server.run(sockets=[bound]))
-    thread.start()
-    try:
-        yield bound.getsockname()[:2]
-    finally:
-        server.should_exit = True
-        thread.join(LIMIT)
-        bound.close()
+def app_of(served: ServedModel, **given: Any) -> FastAPI:
+    return make_app(Service([served], **given))
 
 
 VARIANTS: list[dict[str, Any]] = [
@@ -82,7 +56,7 @@ def test_a_withheld_draft_is_nowhere(
     seen: list[str] = []
     with (
         caplog.at_level(logging.DEBUG, "semgrad_guard"),
-        running(make_served(NONE, mode=mode), log=log) as address,
+        listening(app_of(make_served(NONE, mode=mode), log=log)) as address,
         httpx.Client(base_url="http://{}:{}".format(*address), timeout=LIMIT) as client,
     ):
         for variant, stream in itertools.product(VARIANTS, (False, True)):
@@ -101,7 +75,7 @@ def test_a_withheld_draft_is_nowhere(
 
 def test_a_client_that_hangs_up_in_mid_body_is_no_bug(make_served: Make, caplog: pytest.LogCaptureFixture) -> None:
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-    with running(make_served(NONE)) as address:
+    with listening(app_of(make_served(NONE))) as address:
         with socket.create_connection(address, timeout=LIMIT) as connection:
             connection.sendall(head + b"content-length: 100\r\n\r\n{")
             time.sleep(0.2)  # until the server reads the body
@@ -149,7 +123,7 @@ def test_no_request_leads_to_a_file_or_a_template(make_served: Make, tmp_path: P
     path = str(tmp_path / "secret.jinja")
     del opened[:]
     with (
-        running(make_served(ALL, scores_texts=True)) as address,
+        listening(app_of(make_served(ALL, scores_texts=True))) as address,
         httpx.Client(base_url="http://{}:{}".format(*address), timeout=LIMIT) as client,
     ):
         for given in with_paths(path):
@@ -189,8 +163,9 @@ def test_who_still_waits_when_the_server_ends_is_told_so(
             time.sleep(0.005)
 
     monkeypatch.setattr(Assignment, "of", never)
+    monkeypatch.setattr(hosting, "DRAIN_SECONDS", 0)
     with (
-        running(served, finishing=0, ends=ends) as address,
+        listening(app_of(served), ends=ends) as address,
         ThreadPoolExecutor(3) as pool,
         httpx.Client(base_url="http://{}:{}".format(*address), timeout=LIMIT) as client,
     ):
