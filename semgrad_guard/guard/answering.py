@@ -32,15 +32,7 @@ from semgrad_guard.guard.sentences import OTHER_TOKENS, WITH_CALLS, scored_sente
 from semgrad_guard.guard.streams import EarlySentences, LiveAnswer
 from semgrad_guard.guard.timing import awaited_all
 from semgrad_guard.guard.verdicts import RecordedScore, current_recorder, unscored
-from semgrad_guard.records import (
-    Conversation,
-    Score,
-    SentenceVerdict,
-    Status,
-    ToolCall,
-    Verdict,
-    digest_of,
-)
+from semgrad_guard.records import Conversation, Score, SentenceVerdict, Status, ToolCall, Verdict, digest_of
 from semgrad_guard.settings import OnDoubt
 
 TemplateOptions = Mapping[str, Any]

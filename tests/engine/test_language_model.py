@@ -11,11 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from semgrad_guard import GenerationOptions, LanguageModel, gradient_scores
-from semgrad_guard.errors import (
-    EmptyResponseError,
-    InputError,
-    PromptTooLongError,
-)
+from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError
 from tests.random_llama import byte_tokenizer
 
 from .generated_models import build as generated
