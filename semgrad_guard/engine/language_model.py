@@ -29,7 +29,7 @@ from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.engine.scores.semantic_preservation import last_states
 from semgrad_guard.engine.sentences import By, Span
 from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError, ReasoningError
-from semgrad_guard.named import POCKET, reading_prompt
+from semgrad_guard.named import POCKET
 from semgrad_guard.records import Conversation
 
 R = TypeVar("R")
@@ -189,11 +189,6 @@ class LanguageModel(WritingModel):
 
     def draw(self, rows: Sequence[WrittenAnswer]) -> None:
         drawn(self, rows)
-
-    @property
-    def reading_prompt(self) -> str:
-        """A prompt for answering from a passage that this model reads well, with {context} and {question} in it."""
-        return reading_prompt(self.name)
 
     @property
     def worker(self) -> Worker:

@@ -128,11 +128,6 @@ class EntailmentScores:
         """Whether entailment is the likeliest of the three."""
         return self.entailment >= max(self.neutral, self.contradiction)
 
-    @property
-    def contradicts(self) -> bool:
-        """Whether contradiction is the likeliest of the three."""
-        return self.contradiction > max(self.entailment, self.neutral)
-
 
 class Entailment(PairModel):
     """A natural language inference model with labels for entailment, neutral and contradiction, in any order.

@@ -11,11 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from semgrad_guard import GenerationOptions, LanguageModel, gradient_scores
-from semgrad_guard.errors import (
-    EmptyResponseError,
-    InputError,
-    PromptTooLongError,
-)
+from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError
 from tests.random_llama import byte_tokenizer
 
 from .generated_models import build as generated
@@ -126,10 +122,11 @@ def test_text_from_elsewhere_is_scored_as_the_prompts_continuation(language_mode
     assert len(scores.entropies) == len("A drink.")
 
 
+@pytest.mark.parametrize("by", [None, "sentence"])
 @pytest.mark.parametrize("response", ["", " \n"])
-def test_empty_responses(language_model: LanguageModel, response: str) -> None:
+def test_empty_responses(language_model: LanguageModel, response: str, by: Any) -> None:
     with pytest.raises(EmptyResponseError):
-        language_model.score("q", response)
+        language_model.score("q", response, by=by)
 
 
 def test_prompts_at_and_over_the_window(make_language_model: Make) -> None:

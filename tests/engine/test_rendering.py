@@ -10,16 +10,7 @@ from semgrad_guard.engine.prompts.prompt import render, template_fingerprint
 from semgrad_guard.errors import EmptyPromptError, InputError
 from semgrad_guard.records import Message, SemanticToken
 
-from .chat_templates import (
-    CASE,
-    CASES,
-    FOLDER,
-    QUESTION,
-    SYSTEM,
-    byte_level,
-    fresh,
-    with_template,
-)
+from .chat_templates import CASE, CASES, FOLDER, QUESTION, SYSTEM, byte_level, fresh, with_template
 
 
 def test_without_a_template():

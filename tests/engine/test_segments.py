@@ -8,7 +8,6 @@ import pytest
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.errors import EmptyResponseError
 
 from .oracle import reference_scores, worst_relative_error
 
@@ -43,11 +42,6 @@ def test_scores_equal_each_segments_own_objective(language_model: LanguageModel,
 def test_one_sentence_is_the_whole_answer(language_model: LanguageModel) -> None:
     (segment,) = language_model.score("q", "Tea is a drink.", by="sentence")
     assert segment.scores == language_model.score("q", "Tea is a drink.")
-
-
-def test_an_empty_response(language_model: LanguageModel) -> None:
-    with pytest.raises(EmptyResponseError):
-        language_model.score("q", " \n", by="sentence")
 
 
 def test_a_segment_without_a_token_has_no_scores(make_language_model: Callable[..., LanguageModel]) -> None:

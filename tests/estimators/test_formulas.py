@@ -11,12 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semgrad_guard.estimators.reading import mutual_information, p_false, relevant_energy, sentence_sar
-from semgrad_guard.estimators.samples import (
-    cluster_entropy,
-    degree_uncertainty,
-    density,
-    eigen_score,
-)
+from semgrad_guard.estimators.samples import cluster_entropy, degree_uncertainty, density, eigen_score
 
 LOG_PROBS = st.floats(-30, 0)
 

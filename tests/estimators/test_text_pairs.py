@@ -34,7 +34,6 @@ def test_probabilities_are_those_of_each_pair_alone(tmp_path: Path, architecture
         assert scores.neutral == pytest.approx(neutral, abs=1e-5)
         assert scores.contradiction == pytest.approx(contradiction, abs=1e-5)
         assert scores.entails == (entailment > max(neutral, contradiction))
-        assert scores.contradicts == (contradiction > max(neutral, entailment))
 
 
 def test_labels_are_read_from_the_checkpoint(tmp_path: Path) -> None:

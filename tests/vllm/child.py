@@ -56,10 +56,6 @@ def found(folder: str, dtype: str) -> dict[str, object]:
         "tiers": sorted({score.tier for score in scores}),
         "passes_of_scores": passes_of_scores,
         "same_answers": [numbers(scores_by(own, theirs)), numbers(scores)],
-        "own_answers_scores": [
-            [score.semgrad, score.paragrad, score.mean_entropy]
-            for score in (a.evidence.gradients().scores for a in ours)
-        ],
         # The same texts by our engine on weights of its own.
         "own_scores": [
             [score.semgrad, score.paragrad, score.mean_entropy]

@@ -103,7 +103,7 @@ class Mixed:
     ) -> bool:
         """As many as there is place for, several at a time or none; more than vLLM works on at once."""
         room = min(2 * ROWS - len(running), self.random.randint(0, 8) if running else 8)
-        some = {number: batch.answer(*asked) for _, (number, asked) in zip(range(room), waiting, strict=False)}
+        some = {number: batch.answer(*request) for _, (number, request) in zip(range(room), waiting, strict=False)}
         batch.join([*some.values()])
         running.update(some)
         return bool(some)

@@ -43,7 +43,6 @@ def test_answers_are_our_engines_and_scoring_changes_none(exact: dict[str, Any])
 
 
 def test_scores_are_our_engines(exact: dict[str, Any]) -> None:
-    assert close(exact["scores"], exact["own_answers_scores"], 1e-5)
     assert close(exact["scored_again"], exact["own_scores"], 1e-5)
     assert close(*exact["same_answers"], 1e-5)
     assert all(score > 0 for row in exact["scores"] for score in row)

@@ -170,24 +170,16 @@ class BatchScoring:
         """The scores of one row, None where it holds no token; the first call scores the whole batch together."""
         return self.together(objective, lambda _: self._scored(objective), row)
 
-    def observed(self, row: int, *, own: bool = False) -> Observation | None:
-        """The observation of one row's tokens; the first call observes the whole batch and keeps tapes for scoring."""
+    def observed(self, row: int, *, own: bool = False, thought: bool = False) -> Observation | None:
+        """The observation of one row's tokens, or of those of its `thought`, None where there are none.
 
-        def work(_: Sequence[Evidence]) -> Sequence[Observation | None]:
-            return self._observed(self.answers, own=own)
-
-        return self.together((Observation, own), work, row)
-
-    def thoughts(self, row: int) -> Observation | None:
-        """The observation of the tokens of one row's thought; the first call observes the whole batch.
-
-        None where there is no thought, or its tokens are not known.
+        The first call observes the whole batch and keeps tapes for scoring.
         """
 
         def work(_: Sequence[Evidence]) -> Sequence[Observation | None]:
-            return self._observed([_thought_of(answer) for answer in self.answers])
+            return self._observed([_thought_of(one) if thought else one for one in self.answers], own=own)
 
-        return self.together("thoughts", work, row)
+        return self.together((Observation, own, thought), work, row)
 
     def together(
         self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]], row: int, *, alone: bool = False
@@ -321,7 +313,7 @@ class Evidence:
 
     def thought(self) -> Observation | None:
         """The observation of the tokens of the thought; None where there is none, or its tokens are not known."""
-        return self.scoring.thoughts(self.row)
+        return self.scoring.observed(self.row, thought=True)
 
     @property
     def text(self) -> str:

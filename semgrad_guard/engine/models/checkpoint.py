@@ -33,12 +33,7 @@ from semgrad_guard.engine.models.loading import (
     why_unreachable,
     without_weight_bar,
 )
-from semgrad_guard.errors import (
-    InputError,
-    ModelNotFoundError,
-    UnsupportedModelError,
-    require_installed,
-)
+from semgrad_guard.errors import InputError, ModelNotFoundError, UnsupportedModelError, require_installed
 from semgrad_guard.named import did_you_mean, folder_of
 
 _WHERE = ("revision", "local_files_only")

@@ -98,17 +98,10 @@ def weight_fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         digest.update(f"{name.replace('_orig_mod.', '')}{tuple(parameter.shape)}".encode())
-        digest.update(sampled_bytes(parameter))
+        sample = parameter.detach().reshape(-1)[:: max(1, parameter.numel() // _SAMPLES)]
+        sample = sample.to(torch.float32) if sample.dtype.is_floating_point else sample
+        digest.update(sample.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def sampled_bytes(tensor: torch.Tensor) -> bytes:
-    """Up to some 1,024 of a tensor's values; floating-point numbers in float32."""
-    flat = tensor.detach().reshape(-1)
-    sample = flat[:: max(1, flat.numel() // _SAMPLES)]
-    if sample.dtype.is_floating_point:
-        sample = sample.to(torch.float32)
-    return sample.cpu().contiguous().numpy().tobytes()
 
 
 def is_adapted(module: nn.Module) -> bool:
