@@ -42,16 +42,16 @@ def reworded(question: Question) -> Question:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=400)
-    asked = [reworded(question) for question in questions()[: parser.parse_args().questions]]
+    pool = [reworded(question) for question in questions()[: parser.parse_args().questions]]
 
     calibration = Calibration.load(Path(demo.__file__).parent / "smollm2.json")
     router = UncertaintyRouterCallback(Policy.from_calibration(calibration), keep_draft=True)
     reader = ChatSemGrad.from_model(LanguageModel.from_pretrained("smollm2"), max_tokens=48, router=router)
     chain = reading_chain(BM25Retriever.over(documents()), reader, model="smollm2")
-    answers = chain.batch([question.question for question in asked], {"max_concurrency": demo.BATCH})
+    answers = chain.batch([question.question for question in pool], {"max_concurrency": demo.BATCH})
 
     graded, grader = list[tuple[float, bool]](), Contains()
-    for question, answer in zip(asked, answers, strict=True):
+    for question, answer in zip(pool, answers, strict=True):
         verdict = get_verdict(answer)
         draft = "" if verdict is None else verdict.draft or verdict.text
         if verdict is not None and not abstains(draft):

@@ -13,7 +13,7 @@ from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_semgrad_guard.events import Source, reporting
-from llama_index_semgrad_guard.targets import UncertaintyRouterCallback, asked, whole
+from llama_index_semgrad_guard.targets import UncertaintyRouterCallback, whole, work_of
 from semgrad_guard import METADATA_KEY
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Outcome, Steps, Work, adrive, answered, drive
@@ -92,7 +92,7 @@ def _asked(
 ) -> Steps[tuple[Outcome[Any], dict[str, Any]]]:
     """The outcome of one question, and its response's metadata: the engine's own where its response goes out."""
     terms = reporting(router.terms, source)
-    outcome = yield from answered(router, run, whole, lambda _: asked(router.escalate_to, question), terms=terms)
+    outcome = yield from answered(router, run, whole, lambda _: work_of(router.escalate_to, question), terms=terms)
     record = {**outcome.verdict.metadata(keep_draft=terms.keep_draft), QUESTION_KEY: digest_of(question)}
     own = getattr(outcome.answer, "metadata", None) if outcome.verdict.escalated is None else None
     return outcome, {**(own or {}), METADATA_KEY: record}

@@ -33,7 +33,7 @@ from llama_index_semgrad_guard.records import (
     raw_record,
     to_conversation,
 )
-from llama_index_semgrad_guard.targets import UncertaintyRouterCallback, asked
+from llama_index_semgrad_guard.targets import UncertaintyRouterCallback, work_of
 from llama_index_semgrad_guard.tool_gate import TURN, Turn
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm, openai_logprobs
@@ -227,7 +227,7 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         yield from streamed(
             terms,
             live(terms),
-            lambda _: asked(self.router.escalate_to, prompt),
+            lambda _: work_of(self.router.escalate_to, prompt),
             show=show,
             question=question,
             is_recorded=self.router is None,

@@ -32,7 +32,7 @@ class UncertaintyRouterCallback(Router):
 _RESPONSES = (Response, AgentChatResponse, ChatResponse, CompletionResponse)
 
 
-def asked(target: Any, question: Prompt) -> Work:
+def work_of(target: Any, question: Prompt) -> Work:
     """The work of a target, which answers instead: an engine, an LLM, or a function of the question."""
 
     def steps() -> Steps[list[Any]]:

@@ -78,7 +78,7 @@ class Work:
         return off_loop(self.call) if self.coroutine is None else self.coroutine()
 
     def replacing(self, replace: Callable[[Exception], Any]) -> Work:
-        """The same work. An error of it ends here, and `replace` makes the result of it, or the error that goes on."""
+        """The same work. An error of it ends here, and `replace` makes the result of it, or the error in its place."""
 
         def call() -> Any:
             try:
