@@ -207,7 +207,10 @@ class RunningRequests:
             read([row for job in begun for row in job.rows_in(self._batch)])
 
         try:
-            begun[0].run(work) if alone else work()
+            if alone:
+                begun[0].run(work)
+            else:
+                work()
         except BaseException as error:  # noqa: BLE001 - raised by the caller
             if alone:
                 self._failed(begun[0], error)

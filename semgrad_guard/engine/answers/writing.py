@@ -202,16 +202,11 @@ def write_whole(model: WritingModel, row: WrittenAnswer, objective: Objective) -
     def is_done(ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return torch.tensor([row.done], device=ids.device)
 
-    scorer, n = model.scorer, len(row.prompt.ids)
-    with scorer.lock, clean_slate(), torch.no_grad():
-        ids, known = torch.tensor([list(row.prompt.ids)], device=scorer.device), scorer.if_checked()
-        if known is not None and known.way == "continued" and row.scored and objective.gradients:
-            scorer.twin.reset()
-            row.begin, row.epoch = n + min(objective.positions(row.prompt.semantic_token.offset, n)), scorer.epoch
-            row.cut = cut_cache(scorer.twin, ids[:, : row.begin])
-            if row.cut is not None and all(row.cut.is_linear):  # `generate` cannot tell how much of the prompt it holds
-                row.cut = None
-        scorer.twin.generate(
+    ids = torch.tensor([list(row.prompt.ids)], device=model.scorer.device)
+    with model.scorer.lock, clean_slate(), torch.no_grad():
+        if row.scored and objective.gradients:
+            _keep_cache(model, row, ids, objective)
+        model.scorer.twin.generate(
             ids,
             torch.ones_like(ids),
             **({} if row.cut is None else {CACHE: copy.deepcopy(row.cut)}),
@@ -221,3 +216,17 @@ def write_whole(model: WritingModel, row: WrittenAnswer, objective: Objective) -
             logits_processor=LogitsProcessorList([cast("Any", write)]),
             stopping_criteria=StoppingCriteriaList([cast("Any", is_done)]),
         )
+
+
+def _keep_cache(model: WritingModel, row: WrittenAnswer, ids: torch.Tensor, objective: Objective) -> None:
+    """Read a prompt up to the first position that scoring needs, where scores continue from a cache cut there."""
+    scorer, n = model.scorer, len(row.prompt.ids)
+    known = scorer.if_checked()
+    if known is None or known.way != "continued":
+        return
+    scorer.twin.reset()
+    row.begin = n + min(objective.positions(row.prompt.semantic_token.offset, n))
+    found: Any = cut_cache(scorer.twin, ids[:, : row.begin])
+    # Of a cache without keys by position `generate` cannot tell how much of the prompt it holds.
+    if found is not None and not all(getattr(found, "is_linear", (True,))):
+        row.cut, row.epoch = found, scorer.epoch
