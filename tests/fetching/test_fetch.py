@@ -84,7 +84,7 @@ def test_the_weights_are_the_gguf_files_in_its_dtype(model: NamedModel, wheel: P
     pairs = zip(converted._model.parameters(), direct._model.parameters(), strict=True)
     assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
     assert converted.render(QUESTION).ids == direct.render(QUESTION).ids
-    assert converted._end_tokens == direct._end_tokens
+    assert converted.end_tokens == direct.end_tokens
 
 
 def test_another_file_than_the_known_one_is_not_used(
