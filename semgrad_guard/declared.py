@@ -143,9 +143,11 @@ def is_score(value: float | None) -> TypeGuard[float]:
         InputError: it is neither a number nor None.
     """
     try:
-        return value is not None and math.isfinite(value)
+        if not isinstance(value, bool):
+            return value is not None and math.isfinite(value)
     except (TypeError, ValueError, OverflowError):
-        raise InputError(f"an uncertainty is a number or None, not {value!r}") from None
+        pass
+    raise InputError(f"an uncertainty is a number or None, not {value!r}")
 
 
 def require_valid(options: object, group: type[Any] | None = None) -> None:

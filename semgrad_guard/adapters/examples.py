@@ -15,6 +15,7 @@ from typing import Any, Self, TypedDict, cast
 from semgrad_guard.adapters.calibrating import AnsweredExample, Runs, collected, read_examples
 from semgrad_guard.calibration import Binding, Calibration
 from semgrad_guard.calibration.binding import QUESTIONS
+from semgrad_guard.calibration.calibrating import ALL_ABSTAINED
 from semgrad_guard.calibration.calibration_set import Copies, read_rate
 from semgrad_guard.declared import declared, require_known
 from semgrad_guard.errors import CalibrationError, InputError
@@ -32,7 +33,7 @@ from semgrad_guard.grading.candidates import (
     calibrate_learned,
     calibrate_scored,
 )
-from semgrad_guard.grading.grader import ABSTAINED, Verdicts, settling
+from semgrad_guard.grading.grader import ABSTAINED, Grade, Verdicts, settling
 from semgrad_guard.grading.sheets import HUMAN, SheetAnswer, doubt, labels_for
 from semgrad_guard.guard.calibrated_estimator import as_estimator, named_estimator
 from semgrad_guard.guard.timing import Steps, Work
@@ -116,7 +117,7 @@ def _is_unfitted(estimator: Any) -> bool:
     return isinstance(estimator, FusedStates) and estimator.weights is None
 
 
-AnyGrader = str | Grader | AnswerGrader | Callable[[str, Sequence[str]], bool]
+AnyGrader = str | Grader | AnswerGrader | Callable[[str, Sequence[str]], Grade]
 """A grader, its name (as on the command line), or a function of the delivered text and the right answers."""
 
 
@@ -153,7 +154,7 @@ def as_grader(grader: AnyGrader) -> AnswerGrader:
     if isinstance(getattr(grader, "name", None), str) and hasattr(grader, "grade"):
         return cast("AnswerGrader", grader)
     if callable(grader):
-        return _Function(cast("Callable[[str, Sequence[str]], bool]", grader))
+        return _Function(cast("Callable[[str, Sequence[str]], Grade]", grader))
     raise InputError(f"a grader is a name, a grader object or a function, not a {type(grader).__name__}")
 
 
@@ -217,6 +218,8 @@ class ExampleCalibration:
         correct = [verdicts[i] is True for i in rows]
         if abstained := len(graded) - len(rows):
             logger.info("semgrad-guard: %d of %d answers abstain; they are left out.", abstained, len(graded))
+        if graded and not rows:
+            raise CalibrationError(ALL_ABSTAINED)
         kept = [answered[i].judged(self._on_cut) for i in rows]
         binding = self._binding(kept, of_questions=any(one.others for one in answered))
         self._tell_of_cuts(kept, correct)
@@ -331,14 +334,17 @@ def _ends(cuts: Sequence[int | str | None]) -> dict[str, Any]:
 class _Function:
     """A grader made of a function."""
 
-    def __init__(self, judge: Callable[[str, Sequence[str]], bool]) -> None:
+    def __init__(self, judge: Callable[[str, Sequence[str]], Grade]) -> None:
         self._judge = judge
         named = getattr(judge, "name", None)
         where = (getattr(judge, "__module__", ""), getattr(judge, "__qualname__", type(judge).__qualname__))
         self.name: str = named if isinstance(named, str) else ".".join(filter(None, where))
 
-    def __call__(self, text: str, answers: Iterable[str]) -> bool:
-        return bool(self._judge(text, tuple(answers)))
+    def __call__(self, text: str, answers: Iterable[str]) -> Grade:
+        found = self._judge(text, tuple(answers))
+        if isinstance(found, str) and found != ABSTAINED:
+            raise InputError(f'a grader gives True, False or "abstained", and {self.name} gave {found!r}')
+        return found if isinstance(found, str) else bool(found)
 
     def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
         """A verdict for each answer, in order."""

@@ -42,6 +42,8 @@ from semgrad_guard.declared import is_score
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.settings import OnDoubt
 
+ALL_ABSTAINED = "Every graded answer is an abstention: none is right or wrong, so there is nothing to promise about."
+
 
 def calibrate(  # a promise has these conditions, and every one has its default
     uncertainties: Iterable[float | None],
@@ -100,6 +102,8 @@ def calibrate(  # a promise has these conditions, and every one has its default
     if any(abstained):
         if by_hand is not None or sentences is not None:
             raise CalibrationError('"abstained" is a label of whole answers that are all graded: True or False here.')
+        if all(abstained):
+            raise CalibrationError(ALL_ABSTAINED)
         uncertainties = _kept(uncertainties, abstained, "uncertainties")
         named = None if named is None else _kept(named, abstained, "groups")
         prompts = None if prompts is None else _kept(prompts, abstained, "prompts")

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from semgrad_guard.calibration import Binding
+from semgrad_guard.calibration.calibrating import ALL_ABSTAINED
 from semgrad_guard.calibration.calibration_set import Copies
 from semgrad_guard.cli import grading, loading
 from semgrad_guard.cli.answers import ModelWriter, ServerWriter
 from semgrad_guard.cli.grading import Files
 from semgrad_guard.cli.terminal import say, say_cut, say_unscored
 from semgrad_guard.engine.answers.options import GenerationOptions
+from semgrad_guard.errors import CalibrationError
 from semgrad_guard.estimators import NEEDS_LABELS, Estimator, FusedStates
 from semgrad_guard.grading import GRADERS, AnswerGrader, default_grader
 from semgrad_guard.grading.candidates import (
@@ -93,6 +95,8 @@ class Run:
         right = {row: grade is True for row, grade in zip(grades.rows, grades.correct, strict=True)}
         left_out = {*grades.abstained} if drawn is None else set[int]()  # like what a guard withholds
         places = [row for row in everything if drawn is not None or (row in right and row not in left_out)]
+        if not places:
+            raise CalibrationError(ALL_ABSTAINED)
         _say_near([rows[i] for i in grades.rows])
         kept, found, correct = [rows[i] for i in places], [answers[i] for i in places], [right.get(i) for i in places]
         forms = self.phrasing.forms(kept, writer.form)

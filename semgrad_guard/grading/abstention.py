@@ -10,7 +10,8 @@ from semgrad_guard.files import table_of
 
 _APART = re.compile(
     r"(?<=[.!?])\s+|\n+|[;:]\s*|\s+[-–—]\s+|,?\s+(?:but|however|yet)\b,?\s*|"
-    r",\s+(?=(?:it|he|she|they|the|this|that|there|i|we|none|no|so)\b)"
+    r",\s+(?=(?:it|he|she|they|the|this|that|there|i|we|none|no|so|perhaps|possibly|maybe|probably|presumably|likely"
+    r"|about|around|roughly|approximately)\b)"
 )
 _FULL = (
     (re.compile(r"[’‘`]"), "'"),

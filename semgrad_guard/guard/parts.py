@@ -47,17 +47,23 @@ def scored_parts(
 
 
 def scored_calls(text: str, calls: Sequence[ToolCall], scored: Scored) -> tuple[CallVerdict, ...]:
-    """The calls of an answer with their scores; None for a call that its text does not spell as JSON."""
-    spans, at = list[Span | None](), 0
-    for call in calls:
-        found = _place_of(text, call, at)
-        spans.append(found)
-        at = at if found is None else found[1]
-    values = iter(scored([span for span in spans if span is not None]))
+    """The calls of an answer with their scores; None for a call that its text does not spell as JSON.
+
+    Where a text spells a call more than once, the call has the greatest score: which of them was read, nobody knows.
+    """
+    places = [_places_of(text, call) for call in calls]
+    spans = sorted({span for own in places for span in own})
+    values = dict(zip(spans, scored(spans), strict=True))
     return tuple(
-        CallVerdict(digest=call.digest, uncertainty=None if span is None else next(values))
-        for call, span in zip(calls, spans, strict=True)
+        CallVerdict(digest=call.digest, uncertainty=_greatest([values[span] for span in own]))
+        for call, own in zip(calls, places, strict=True)
     )
+
+
+def _greatest(scores: Sequence[float | None]) -> float | None:
+    """The greatest of some scores; None without one, or where one is missing."""
+    known = [score for score in scores if score is not None]
+    return max(known) if known and len(known) == len(scores) else None
 
 
 def scored_fields(
@@ -69,8 +75,8 @@ def scored_fields(
     """
     if not calls:
         found, schema = _fields(text, _json_start(text)), structure.text
-    elif len(calls) == 1 and (place := _place_of(text, calls[0], 0)) is not None:
-        found, schema = _argument_fields(text, place, calls[0]), structure.arguments.get(calls[0].name)
+    elif len(calls) == 1 and len(places := _places_of(text, calls[0])) == 1:
+        found, schema = _argument_fields(text, places[0], calls[0]), structure.arguments.get(calls[0].name)
     else:
         return ()
     return tuple(
@@ -79,6 +85,7 @@ def scored_fields(
     )
 
 
+_LETTER = re.compile(r"[^\W\d_]")
 _REACT = re.compile(r"Action: *([^\n() ]+)[^\n]*\n+Action Input:[^\n{]*(?=\{)")
 
 
@@ -105,20 +112,27 @@ def _fields(text: str, at: int) -> list[Field]:
         return []
 
 
-def _place_of(text: str, call: ToolCall, at: int) -> Span | None:
-    """The place where a text spells a call: its JSON, with the name before it where that is outside."""
-    decoder, own, begin = json.JSONDecoder(), dict(call.arguments), text.find("{", at)
+_MARKS = re.compile(r"<[^<>]*>|\[[A-Z_]+\]|\b(?:arguments|parameters|args|json|Action Input)\b")
+"""What may stand between the name of a call and its arguments, besides punctuation and numbers."""
+
+
+def _places_of(text: str, call: ToolCall) -> list[Span]:
+    """The places where a text spells a call: its JSON, with the name right before it where that is outside."""
+    decoder, own, found, begin = json.JSONDecoder(), dict(call.arguments), list[Span](), text.find("{")
     while begin >= 0:
         try:
             value, end = decoder.raw_decode(text, begin)
         except ValueError:
             value, end = None, begin + 1
-        if value == own and (name := text.rfind(call.name, at, begin)) >= 0:
-            return name, end
+        name = text.rfind(call.name, 0, begin)
         if isinstance(value, dict) and _calls(cast("dict[str, Any]", value), call.name, own):
-            return begin, end
-        begin = text.find("{", begin + 1)
-    return None
+            found.append((begin, end))
+        elif value == own and name >= 0 and not _LETTER.search(_MARKS.sub("", text[name + len(call.name) : begin])):
+            found.append((name, end))
+        else:
+            end = begin + 1
+        begin = text.find("{", end)
+    return found
 
 
 def _calls(value: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> bool:
@@ -211,13 +225,18 @@ def decided_fields(
 
 
 def without_values(verdict: Verdict) -> Verdict:
-    """The verdict on a structured answer with null in the place of each value that is withheld."""
+    """The verdict on a structured answer with null in the place of each value that is withheld.
+
+    A text around the values may tell them, and does not go out.
+    """
     held = {one.path for one in verdict.fields if one.action == "null"}
     if verdict.tool_calls:
         (call,) = verdict.tool_calls
         found = json.loads(_nulled(json.dumps(dict(call.arguments)), 0, held))
-        return verdict.revised(tool_calls=(replace(call, arguments=found),), draft=None)
-    return verdict.revised(text=_nulled(verdict.text, _json_start(verdict.text), held))
+        return verdict.revised(text="", tool_calls=(replace(call, arguments=found),), draft=None)
+    begin = _json_start(verdict.text)
+    _, end = json.JSONDecoder().raw_decode(verdict.text, begin)
+    return verdict.revised(text=_nulled(verdict.text[begin:end], 0, held))
 
 
 def _nulled(text: str, at: int, held: Collection[Path]) -> str:

@@ -69,6 +69,8 @@ def test_abstentions_are_counted_apart(answers: list[tuple[float | None, bool]],
 def test_abstentions_are_labels_of_whole_answers_that_are_all_graded() -> None:
     with pytest.raises(CalibrationError, match="whole answers"):
         calibrate([0.1] * 40, [True] * 39 + ["abstained"], by_hand=20, **PROMISE)
+    with pytest.raises(CalibrationError, match="Every graded answer is an abstention"):
+        calibrate([0.1, 0.2], ["abstained"] * 2, **PROMISE)
 
 
 @given(rows, st.randoms())

@@ -18,9 +18,10 @@ from langchain_semgrad_guard import GuardedChatModel, LowConfidenceError, Uncert
 from semgrad_guard import Calibration, Policy, Verdict
 from semgrad_guard.engine.fields import fields_of
 from semgrad_guard.estimators import GreedyNLL
-from semgrad_guard.guard.parts import allows_null, calibrate_fields, without_values
+from semgrad_guard.guard import unscored
+from semgrad_guard.guard.parts import allows_null, calibrate_fields, scored_calls, without_values
 from semgrad_guard.guard.verdicts import recording
-from semgrad_guard.records import FieldVerdict
+from semgrad_guard.records import FieldVerdict, ToolCall
 
 from .listening import Ear
 from .scripted import Scripted
@@ -229,3 +230,47 @@ def test_withheld_values_are_null_and_all_others_as_they_were(value: Any, draw: 
             holder = holder[key]
         withheld = any(own.action == "null" for own in fields if own.path == one.path)
         assert holder == (None if withheld else one.value)
+
+
+SPELLED = '{"name": "pay", "arguments": {"to": "Bob"}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        (f"I could write {SPELLED}. <tool_call>{SPELLED}</tool_call>", [SPELLED, SPELLED]),
+        ('The tool pay takes, for example, {"to": "Bob"}.', []),
+        ('payments {"to": "Bob"}', []),
+        ('[TOOL_CALLS]pay[ARGS]{"to": "Bob"}', ['pay[ARGS]{"to": "Bob"}']),
+        (
+            'to=functions.pay <|x|>json<|message|>{"to": "Bob"}',
+            ['pay <|x|>json<|message|>{"to": "Bob"}'],
+        ),
+        ('functions.pay:0<|argument_begin|>{"to": "Bob"}', ['pay:0<|argument_begin|>{"to": "Bob"}']),
+        ('Action: pay\nAction Input: {"to": "Bob"}', ['pay\nAction Input: {"to": "Bob"}']),
+    ],
+)
+def test_a_call_has_the_greatest_score_of_the_places_that_spell_it(text: str, places: list[str]) -> None:
+    """A sure quotation in the text next to it decides nothing."""
+    found = list[str]()
+
+    def scored(spans: Any) -> list[float]:
+        found.extend(text[start:end] for start, end in spans)
+        return [float(start) for start, _ in spans]
+
+    (verdict,) = scored_calls(text, [ToolCall("pay", {"to": "Bob"})], scored)
+    assert found == places
+    assert verdict.uncertainty == (float(text.rindex(places[-1])) if places else None)
+
+
+def test_a_text_around_withheld_values_does_not_go_out() -> None:
+    text = 'The country is Xanadu: {"name": "Xanten", "country": "Xanadu"} (Xanadu)'
+    fields = (FieldVerdict(path=("name",)), FieldVerdict(path=("country",), action="null"))
+    assert (
+        without_values(unscored(text, reason="none").revised(fields=fields)).text
+        == '{"name": "Xanten", "country": null}'
+    )
+    call = ToolCall("City", {"name": "Xanten", "country": "Xanadu"})
+    draft = unscored("I found Xanadu.", reason="none").revised(tool_calls=(call,), fields=fields)
+    found = without_values(draft)
+    assert (found.text, found.tool_calls[0].arguments["country"]) == ("", None)
