@@ -113,7 +113,7 @@ def _fields(text: str, at: int) -> list[Field]:
 
 
 _MARKS = re.compile(r"<[^<>]*>|\[[A-Z_]+\]|\b(?:arguments|parameters|args|json|Action Input)\b")
-"""What may stand between the name of a call and its arguments, besides punctuation and numbers."""
+"""What may be between the name of a call and its arguments, besides punctuation and numbers."""
 
 
 def _places_of(text: str, call: ToolCall) -> list[Span]:

@@ -126,6 +126,10 @@ def test_mistakes() -> None:
         calibrate_chain(model(logprobs=None), EXAMPLES, "contains", **HOW)
     with pytest.raises(CalibrationError, match="No example made a scored call"):
         calibrate_chain(RunnableLambda(lambda text: "x"), EXAMPLES, "contains", **HOW)
+    with pytest.raises(InputError, match="gives True, False or"):
+        calibrate_chain(model(), EXAMPLES, lambda text, answers: "no", **HOW)  # type: ignore[arg-type]
+    with pytest.raises(CalibrationError, match="Every graded answer is an abstention"):
+        calibrate_chain(model(), EXAMPLES, lambda text, answers: "abstained", **HOW)
     with pytest.raises(InputError, match="pass output="):
         calibrate_chain(model() | (lambda _: 3), EXAMPLES, "contains", **HOW)
     found = calibrate_chain(

@@ -266,10 +266,8 @@ def test_a_call_has_the_greatest_score_of_the_places_that_spell_it(text: str, pl
 def test_a_text_around_withheld_values_does_not_go_out() -> None:
     text = 'The country is Xanadu: {"name": "Xanten", "country": "Xanadu"} (Xanadu)'
     fields = (FieldVerdict(path=("name",)), FieldVerdict(path=("country",), action="null"))
-    assert (
-        without_values(unscored(text, reason="none").revised(fields=fields)).text
-        == '{"name": "Xanten", "country": null}'
-    )
+    found = without_values(unscored(text, reason="none").revised(fields=fields))
+    assert found.text == '{"name": "Xanten", "country": null}'
     call = ToolCall("City", {"name": "Xanten", "country": "Xanadu"})
     draft = unscored("I found Xanadu.", reason="none").revised(tool_calls=(call,), fields=fields)
     found = without_values(draft)
