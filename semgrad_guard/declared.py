@@ -6,7 +6,7 @@ Importing this loads neither torch nor transformers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from numbers import Real
@@ -134,6 +134,18 @@ _KINDS: Mapping[Any, tuple[type[Any], str]] = {
     float: (Real, "must be a number"),
     str: (str, "must be a text"),
 }
+
+
+def names_in(given: object, option: str) -> frozenset[str]:
+    """The names of an option.
+
+    Raises:
+        InputError: it is one text, or no collection of names.
+    """
+    several = cast("Collection[Any]", given) if isinstance(given, Collection) and not isinstance(given, str) else [None]
+    if not all(isinstance(one, str) for one in several):
+        raise InputError(f'{option} is a list of names, such as ["search"], not {given!r}')
+    return frozenset(several)
 
 
 def is_score(value: float | None) -> TypeGuard[float]:

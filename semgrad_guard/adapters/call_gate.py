@@ -10,6 +10,7 @@ from typing import Any
 from semgrad_guard.calibration import Binding, Calibration, calibrate_runs
 from semgrad_guard.calibration.binding import CALLS
 from semgrad_guard.decision_log.entries import DecisionSink
+from semgrad_guard.declared import names_in
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.guard.parts import judged
 from semgrad_guard.guard.timing import Steps, Work
@@ -41,7 +42,8 @@ class CallGate:
                 "this rule is not about tokens of tool calls: make one by calibrate_tool_calls, or give the score that "
                 "it is about"
             )
-        self.rule, self.trusted, self.words, self.log = rule.require_intact(), frozenset(trusted), words, log
+        self.rule, self.words, self.log = rule.require_intact(), words, log
+        self.trusted = names_in(trusted, "trusted")
 
     def score_of(self, verdict: Verdict | None, call: ToolCall) -> float | None:
         """The uncertainty of a call; None where it was not written so, or has no score.
@@ -87,10 +89,11 @@ def calibrate_calls(
         InputError: a call has no label, or no run has a call.
         CalibrationError: the calls were scored in different ways.
     """
+    left_out = names_in(trusted, "trusted")
     numbers, scores, right, bindings = list[int](), list[float | None](), list[bool](), list[Binding]()
     for number, (calls, labels) in enumerate(runs):
         for verdict, call in calls:
-            if call.name in trusted:
+            if call.name in left_out:
                 continue
             if (label := labels.get(call.id or "")) is None:
                 raise InputError(f"run {number + 1}: the call {call.id!r} of {call.name} has no label")

@@ -49,7 +49,7 @@ def scored_parts(
 def scored_calls(text: str, calls: Sequence[ToolCall], scored: Scored) -> tuple[CallVerdict, ...]:
     """The calls of an answer with their scores; None for a call that its text does not spell as JSON.
 
-    Where a text spells a call more than once, the call has the greatest score: which of them was read, nobody knows.
+    Where a text spells a call more than once, the call has the greatest score: its reader may have taken any of them.
     """
     places = [_places_of(text, call) for call in calls]
     spans = sorted({span for own in places for span in own})
@@ -103,6 +103,13 @@ def calls_in_text(text: str) -> tuple[ToolCall, ...]:
 def _json_start(text: str) -> int:
     """Where an answer's JSON begins: at its first bracket, or nowhere."""
     return min((text.find(mark) for mark in "{[" if mark in text), default=len(text))
+
+
+def _json_in(text: str) -> tuple[Any, Span]:
+    """The JSON of an answer that has fields, and its place."""
+    begin = _json_start(text)
+    found, end = json.JSONDecoder().raw_decode(text, begin)
+    return found, (begin, end)
 
 
 def _fields(text: str, at: int) -> list[Field]:
@@ -234,8 +241,7 @@ def without_values(verdict: Verdict) -> Verdict:
         (call,) = verdict.tool_calls
         found = json.loads(_nulled(json.dumps(dict(call.arguments)), 0, held))
         return verdict.revised(text="", tool_calls=(replace(call, arguments=found),), draft=None)
-    begin = _json_start(verdict.text)
-    _, end = json.JSONDecoder().raw_decode(verdict.text, begin)
+    _, (begin, end) = _json_in(verdict.text)
     return verdict.revised(text=_nulled(verdict.text[begin:end], 0, held))
 
 
@@ -278,7 +284,7 @@ def calibrate_fields(
         verdict = draft.verdict
         if not verdict.fields:
             continue
-        found = dict(verdict.tool_calls[0].arguments) if verdict.tool_calls else json.loads(verdict.text)
+        found = dict(verdict.tool_calls[0].arguments) if verdict.tool_calls else _json_in(verdict.text)[0]
         for one in verdict.fields:
             runs.append(number)
             scores.append(one.uncertainty)

@@ -18,6 +18,7 @@ from uuid import uuid4
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.binding import QUESTIONS
 from semgrad_guard.decision_log.entries import DecisionSink
+from semgrad_guard.declared import names_in
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
 from semgrad_guard.guard.decision import decide
 from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, require_policy
@@ -78,7 +79,7 @@ class Router:
                 "a question that is refused ends early, so that its score is not known, and a monitor would compare "
                 "other numbers than those of the calibration: leave monitor out"
             )
-        self.escalate_to, self.trusted_tools = escalate_to, frozenset(trusted_tools)
+        self.escalate_to, self.trusted_tools = escalate_to, names_in(trusted_tools, "trusted_tools")
         self._key = uuid4().hex
 
     @classmethod

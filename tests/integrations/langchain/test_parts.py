@@ -20,8 +20,8 @@ from semgrad_guard.engine.fields import fields_of
 from semgrad_guard.estimators import GreedyNLL
 from semgrad_guard.guard import unscored
 from semgrad_guard.guard.parts import allows_null, calibrate_fields, scored_calls, without_values
-from semgrad_guard.guard.verdicts import recording
-from semgrad_guard.records import FieldVerdict, ToolCall
+from semgrad_guard.guard.verdicts import RecordedDraft, recording
+from semgrad_guard.records import FieldVerdict, PromptForm, ToolCall
 
 from .listening import Ear
 from .scripted import Scripted
@@ -261,6 +261,18 @@ def test_a_call_has_the_greatest_score_of_the_places_that_spell_it(text: str, pl
     (verdict,) = scored_calls(text, [ToolCall("pay", {"to": "Bob"})], scored)
     assert found == places
     assert verdict.uncertainty == (float(text.rindex(places[-1])) if places else None)
+
+
+def test_values_are_calibrated_in_any_text_around_them() -> None:
+    """A fence or words around the JSON, as the guard takes them."""
+    drafts, form = list[Any](), PromptForm(text="Where?", tokens=2, roles=("user",), user_text="Where?")
+    for number in range(30):
+        text = 'Here: ```json\n{"name": "Xanten", "country": "Germany"}\n```'
+        draft = unscored(text, reason="none").revised(
+            fields=(FieldVerdict(path=("name",), uncertainty=0.1 + number / 100),)
+        )
+        drafts.append((RecordedDraft(draft, form), {"name": "Xanten" if number < 28 else "Bonn"}))
+    assert calibrate_fields(drafts, alpha=0.2, delta=0.1).n_wrong == 2
 
 
 def test_a_text_around_withheld_values_does_not_go_out() -> None:

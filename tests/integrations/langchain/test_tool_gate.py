@@ -217,11 +217,15 @@ def test_every_call_that_will_be_judged_needs_a_label() -> None:
     with pytest.raises(InputError, match="clock has no label"):
         calibrate_tool_calls(runs, alpha=0.1, delta=0.1)
     assert calibrate_tool_calls(runs, alpha=0.1, delta=0.1, trusted=["clock"]).n == 1
+    with pytest.raises(InputError, match="trusted is a list of names"):
+        calibrate_tool_calls(runs, alpha=0.1, delta=0.1, trusted="clockwork")
     with pytest.raises(InputError, match="no call of these runs has a score"):
         calibrate_tool_calls([], alpha=0.1, delta=0.1)
 
 
 def test_rules_for_other_decisions_are_refused(calls: Calibration) -> None:
+    with pytest.raises(InputError, match="trusted is a list of names"):
+        ToolGate(calls, trusted="payments")
     with pytest.raises(InputError, match="calibrate_decisions"):
         ToolGate(calls, Told())
     with pytest.raises(InputError, match="calibrate_tool_calls"):
