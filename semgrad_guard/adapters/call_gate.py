@@ -14,7 +14,7 @@ from semgrad_guard.declared import names_in
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.guard.parts import judged
 from semgrad_guard.guard.timing import Steps, Work
-from semgrad_guard.guard.verdicts import binding_of
+from semgrad_guard.guard.verdicts import binding_of, doubt_of
 from semgrad_guard.records import ToolCall, Verdict
 
 BLOCKED_WORDS = "Not run: it is not sure enough that this call of {tool} is right. Ask the user, or look first."
@@ -69,12 +69,12 @@ class CallGate:
 
 def _score_of(verdict: Verdict | None, call: ToolCall) -> tuple[float | None, Binding | None]:
     """The uncertainty of a call as it is, and what that is bound to; None for both where it was not written so."""
-    written = () if verdict is None else [one.uncertainty for one in verdict.calls if one.digest == call.digest]
-    scores = [one for one in written if one is not None]
-    if verdict is None or not scores or len(scores) < len(written):
+    written = () if verdict is None else [one for one in verdict.calls if one.digest == call.digest]
+    worst = max(written, key=doubt_of, default=None)
+    if verdict is None or worst is None or worst.uncertainty is None:
         return None, None
     own = binding_of(verdict)
-    return max(scores), own.model_copy(update={"settings": CALLS.among(own.settings)})
+    return worst.uncertainty, own.model_copy(update={"settings": CALLS.among(own.settings)})
 
 
 def calibrate_calls(

@@ -19,7 +19,7 @@ from semgrad_guard.decision_log.entries import DecisionSink, Facts
 from semgrad_guard.engine.fields import Field, Path, fields_of
 from semgrad_guard.engine.sentences import Span
 from semgrad_guard.errors import CalibrationError
-from semgrad_guard.guard.verdicts import RecordedDraft, binding_of
+from semgrad_guard.guard.verdicts import RecordedDraft, binding_of, doubt_of
 from semgrad_guard.records import CallVerdict, FieldVerdict, PromptForm, ToolCall, Verdict
 
 Scored = Callable[[Sequence[Span]], Sequence[float | None]]
@@ -54,16 +54,11 @@ def scored_calls(text: str, calls: Sequence[ToolCall], scored: Scored) -> tuple[
     places = [_places_of(text, call) for call in calls]
     spans = sorted({span for own in places for span in own})
     values = dict(zip(spans, scored(spans), strict=True))
-    return tuple(
-        CallVerdict(digest=call.digest, uncertainty=_greatest([values[span] for span in own]))
-        for call, own in zip(calls, places, strict=True)
-    )
-
-
-def _greatest(scores: Sequence[float | None]) -> float | None:
-    """The greatest of some scores; None without one, or where one is missing."""
-    known = [score for score in scores if score is not None]
-    return max(known) if known and len(known) == len(scores) else None
+    found = list[CallVerdict]()
+    for call, own in zip(calls, places, strict=True):
+        spelled = [CallVerdict(digest=call.digest, uncertainty=values[span]) for span in own]
+        found.append(max(spelled, key=doubt_of, default=CallVerdict(digest=call.digest)))
+    return tuple(found)
 
 
 def scored_fields(
@@ -131,15 +126,20 @@ def _places_of(text: str, call: ToolCall) -> list[Span]:
             value, end = decoder.raw_decode(text, begin)
         except ValueError:
             value, end = None, begin + 1
-        name = text.rfind(call.name, 0, begin)
         if isinstance(value, dict) and _calls(cast("dict[str, Any]", value), call.name, own):
             found.append((begin, end))
-        elif value == own and name >= 0 and not _LETTER.search(_MARKS.sub("", text[name + len(call.name) : begin])):
+        elif value == own and (name := _name_before(text, begin, call.name)) is not None:
             found.append((name, end))
         else:
             end = begin + 1
         begin = text.find("{", end)
     return found
+
+
+def _name_before(text: str, at: int, name: str) -> int | None:
+    """Where a name begins, right before a place of a text; None where it is not there."""
+    begin = text.rfind(name, 0, at)
+    return None if begin < 0 or _LETTER.search(_MARKS.sub("", text[begin + len(name) : at])) else begin
 
 
 def _calls(value: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> bool:
@@ -227,8 +227,7 @@ def decided_fields(
     held = [one for one in decided if one.action == "null"]
     owed = [one for one in held if not one.nullable] or (held if len(held) == len(decided) else [])
     judged = owed or [one for one in decided if one.action == "deliver"]
-    scores = [one.uncertainty for one in judged]
-    return decided, None if None in scores or not scores else max(score for score in scores if score is not None)
+    return decided, max(judged, key=doubt_of).uncertainty if judged else None
 
 
 def without_values(verdict: Verdict) -> Verdict:

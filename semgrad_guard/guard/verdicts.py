@@ -18,7 +18,15 @@ from pydantic import BaseModel, ConfigDict
 
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.guard.sentences import none_delivered, undecided_sentences
-from semgrad_guard.records import PromptForm, Score, ToolCall, Verdict, VerdictDetails
+from semgrad_guard.records import (
+    CallVerdict,
+    FieldVerdict,
+    PromptForm,
+    Score,
+    ToolCall,
+    Verdict,
+    VerdictDetails,
+)
 
 if TYPE_CHECKING:
     from semgrad_guard.estimators import Estimator
@@ -175,8 +183,8 @@ class RecordedScore(BaseModel):
         return cls(uncertainty=score.uncertainty, settings=settings, features=features)
 
 
-def doubt_of(scored: Verdict | RecordedScore) -> float:
-    """Its uncertainty, to compare calls of a question by: one without a score is less certain than any other."""
+def doubt_of(scored: Verdict | RecordedScore | CallVerdict | FieldVerdict) -> float:
+    """Its uncertainty, to find the least certain of several by: one without a score is less certain than any other."""
     return math.inf if scored.uncertainty is None else scored.uncertainty
 
 
