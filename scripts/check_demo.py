@@ -11,14 +11,13 @@ import argparse
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 
-from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback, demo, get_verdict
-from langchain_semgrad_guard.demo.library import BM25Retriever, Question, documents, questions, reading_chain
-from semgrad_guard import Calibration, LanguageModel, Policy
-from semgrad_guard.calibration.calibration_set import Effect
-from semgrad_guard.grading import Contains
-from semgrad_guard.grading.abstention import abstains
+from rich.console import Console
+
+from langchain_semgrad_guard import demo
+from langchain_semgrad_guard.demo import report
+from langchain_semgrad_guard.demo.library import BM25Retriever, Question, documents, questions
+from semgrad_guard import LanguageModel
 
 WORDINGS = (
     ("Do you know the capital of {}?", "Which city is {}'s capital?"),
@@ -43,21 +42,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=400)
     pool = [reworded(question) for question in questions()[: parser.parse_args().questions]]
-
-    calibration = Calibration.load(Path(demo.__file__).parent / "smollm2.json")
-    router = UncertaintyRouterCallback(Policy.from_calibration(calibration), keep_draft=True)
-    reader = ChatSemGrad.from_model(LanguageModel.from_pretrained("smollm2"), max_tokens=48, router=router)
-    chain = reading_chain(BM25Retriever.over(documents()), reader, model="smollm2")
-    answers = chain.batch([question.question for question in pool], {"max_concurrency": demo.BATCH})
-
-    graded, grader = list[tuple[float, bool]](), Contains()
-    for question, answer in zip(pool, answers, strict=True):
-        verdict = get_verdict(answer)
-        draft = "" if verdict is None else verdict.draft or verdict.text
-        if verdict is not None and not abstains(draft):
-            graded.append((float(not verdict.promised), grader(draft, question.answers, question=question.question)))
-    effect = Effect.of(graded, lambda withheld: withheld == 0)
-    print(f"{len(graded)} answers; promised: at most {calibration.alpha:.0%} wrong. {effect}")
+    model, library = LanguageModel.from_pretrained("smollm2"), BM25Retriever.over(documents())
+    made = replace(demo.calibrated_before(Console(), model, "smollm2", library, ()), held_out=pool)
+    effect = report.effect(made, demo.ask(made.chain, pool))
+    print(f"Promised: at most {made.alpha:.0%} wrong. Effect: {effect}.")
     right = effect.answers - effect.wrong
     return 0 if 2 * effect.withheld_wrong >= effect.wrong and 2 * effect.withheld_right <= right else 1
 

@@ -72,8 +72,20 @@ SHOWN = [request(Random(seed)) for seed in range(4)]
 """Requests that the model is shown with their arguments."""
 
 
-Call = tuple[RecordedDraft, dict[str, Any]]
-"""What the model wrote, and the right arguments."""
+@dataclass(frozen=True)
+class Call:
+    """What the model wrote, the right arguments, and whether each value is right, in the order of the fields."""
+
+    draft: RecordedDraft
+    arguments: dict[str, Any]
+    right: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, draft: RecordedDraft, arguments: dict[str, Any]) -> Call:
+        """A call, graded."""
+        values = json.loads(draft.verdict.text)
+        names = [str(name) for (name,) in (field.path for field in draft.verdict.fields)]
+        return cls(draft, arguments, tuple(values[name] == arguments[name] for name in names))
 
 
 def written(model: LanguageModel, requests: Sequence[Request], estimator: str) -> list[Call]:
@@ -86,52 +98,34 @@ def written(model: LanguageModel, requests: Sequence[Request], estimator: str) -
         with recording() as recorder:
             answer: Any = extract.invoke([*shown, ("human", one.text)])
         if answer["parsed"] is not None:
-            found.append((recorder.drafts[0], one.arguments))
+            found.append(Call.of(recorder.drafts[0], one.arguments))
     return found
-
-
-def rights(call: Call) -> list[bool]:
-    """Whether each value is right, in the order of the verdict's fields."""
-    draft, arguments = call
-    values = json.loads(draft.verdict.text)
-    return [values[str(name)] == arguments[str(name)] for (name,) in (field.path for field in draft.verdict.fields)]
 
 
 def separations(calls: Sequence[Call]) -> tuple[float | None, float | None]:
     """AUROC for a wrong value, by its own score and by the whole call's."""
-    own = [field.uncertainty for draft, _ in calls for field in draft.verdict.fields]
-    whole = [draft.verdict.uncertainty for draft, _ in calls for _ in draft.verdict.fields]
-    right = [one for call in calls for one in rights(call)]
+    own = [field.uncertainty for call in calls for field in call.draft.verdict.fields]
+    whole = [call.draft.verdict.uncertainty for call in calls for _ in call.right]
+    right = [one for call in calls for one in call.right]
     return auroc(own, right), auroc(whole, right)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Of the values of calls that calibrated nothing: all right ones, the delivered ones, and the right among these."""
-
-    right: int
-    delivered: int
-    delivered_right: int
-
-
-def by_value(known: Sequence[Call], others: Sequence[Call]) -> Outcome:
-    """A threshold for values."""
-    rule = calibrate_fields(known, alpha=ALPHA, delta=DELTA)
-    passed = [
+def by_value(known: Sequence[Call], others: Sequence[Call]) -> list[bool]:
+    """Of the others' values that a threshold for values delivers, which are right."""
+    rule = calibrate_fields([(call.draft, call.arguments) for call in known], alpha=ALPHA, delta=DELTA)
+    return [
         right
         for call in others
-        for field, right in zip(call[0].verdict.fields, rights(call), strict=True)
+        for field, right in zip(call.draft.verdict.fields, call.right, strict=True)
         if rule.lets_through(field.uncertainty)
     ]
-    return Outcome(sum(sum(rights(call)) for call in others), len(passed), sum(passed))
 
 
-def by_call(known: Sequence[Call], others: Sequence[Call]) -> Outcome:
-    """A threshold for whole calls, which are right where all of their values are."""
-    scores = [draft.verdict.uncertainty for draft, _ in known]
-    rule = calibrate(scores, [all(rights(call)) for call in known], alpha=ALPHA, delta=DELTA)
-    passed = [one for call in others if rule.lets_through(call[0].verdict.uncertainty) for one in rights(call)]
-    return Outcome(sum(sum(rights(call)) for call in others), len(passed), sum(passed))
+def by_call(known: Sequence[Call], others: Sequence[Call]) -> list[bool]:
+    """The same by a threshold for whole calls, which are right where all of their values are."""
+    scores = [call.draft.verdict.uncertainty for call in known]
+    rule = calibrate(scores, [all(call.right) for call in known], alpha=ALPHA, delta=DELTA)
+    return [one for call in others if rule.lets_through(call.draft.verdict.uncertainty) for one in call.right]
 
 
 def main() -> None:
@@ -142,19 +136,20 @@ def main() -> None:
     model = LanguageModel.from_pretrained("smollm2", dtype="float32")
     for estimator in ESTIMATORS:
         calls = written(model, requests, estimator)
-        values = [one for call in calls for one in rights(call)]
+        values = [one for call in calls for one in call.right]
         own, whole = separations(calls)
         print(f"{estimator}: {len(calls)} calls, {len(values)} values, {values.count(False)} of them wrong")
         print(f"  AUROC for a wrong value: its own score {own:.3f}, the whole call's {whole:.3f}")
         for name, rule in (("value", by_value), ("call", by_call)):
-            outcomes = list[Outcome]()
+            shares, wrong = list[float](), list[float]()
             for _ in range(DRAWS):
                 drawn = random.sample(calls, len(calls))
-                outcomes.append(rule(drawn[: len(calls) // 2], drawn[len(calls) // 2 :]))
-            share = fmean(one.delivered_right / one.right for one in outcomes)
-            wrong = [1 - one.delivered_right / one.delivered for one in outcomes if one.delivered]
+                known, others = drawn[: len(calls) // 2], drawn[len(calls) // 2 :]
+                delivered = rule(known, others)
+                shares.append(sum(delivered) / sum(sum(call.right) for call in others))
+                wrong += [1 - sum(delivered) / len(delivered)] if delivered else []
             error = f"{fmean(wrong):.3f} of the delivered are wrong" if wrong else "nothing is delivered"
-            print(f"  by {name}: {share:.0%} of the right values are delivered; {error}", flush=True)
+            print(f"  by {name}: {fmean(shares):.0%} of the right values are delivered; {error}", flush=True)
 
 
 if __name__ == "__main__":

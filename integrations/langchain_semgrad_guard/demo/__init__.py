@@ -56,13 +56,13 @@ def run(output: Path | None = None, *, model: str = POCKET) -> int:
     shown = [*(pool.pop(text) for text in SHOWN), *(Question(text, ()) for text in NOWHERE)]
     library = BM25Retriever.over(documents())
     console.print(f"[bold]A guarded RAG chain.[/] Model: {model}; {len(library.documents)} documents; BM25 retrieval.")
-    make = _calibrated_now if model == POCKET else _calibrated_before
+    make = calibrated_now if model == POCKET else calibrated_before
     demo = make(console, LanguageModel.from_pretrained(model), model, library, list(pool.values()))
     console.print(
         f"Promise for everything delivered: error rate <= {demo.alpha:.0%}, with probability {1 - demo.delta:.0%}."
     )
-    report.table(console, shown, _ask(demo.chain, shown), stages=demo.stages)
-    answers = _ask(demo.chain, demo.held_out)
+    report.table(console, shown, ask(demo.chain, shown), stages=demo.stages)
+    answers = ask(demo.chain, demo.held_out)
     report.outcome(console, demo, answers)
     picture = (output or Path()) / "risk_coverage.png"
     report.picture(picture, demo, answers)
@@ -72,7 +72,7 @@ def run(output: Path | None = None, *, model: str = POCKET) -> int:
     return 0
 
 
-def _calibrated_now(
+def calibrated_now(
     console: Console, model: LanguageModel, name: str, library: BM25Retriever, pool: Sequence[Question]
 ) -> Demo:
     """Two stages: from memory, and from the library on what the first does not let through. Each gets half of delta."""
@@ -86,7 +86,7 @@ def _calibrated_now(
         memory, _examples(first_set), grader, alpha=ALPHA_MEMORY, delta=delta, max_concurrency=BATCH
     )
     report.stage(console, "1, memory", first)
-    drafts = _ask(memory, second_set)
+    drafts = ask(memory, second_set)
     verdicts = [get_verdict(draft) for draft in drafts]
     handed_on = [
         question
@@ -111,7 +111,7 @@ def _calibrated_now(
     return Demo(chain, first, pool[N_FIRST + N_SECOND :], grader, stages=2, alpha=ALPHA_LIBRARY, delta=DELTA)
 
 
-def _calibrated_before(
+def calibrated_before(
     console: Console, model: LanguageModel, name: str, library: BM25Retriever, pool: Sequence[Question]
 ) -> Demo:
     """One stage, by the calibration that comes along for this model's answers from the demo's documents."""
@@ -134,5 +134,5 @@ def _examples(pool: Sequence[Question]) -> list[tuple[str, tuple[str, ...]]]:
     return [(question.question, question.answers) for question in pool]
 
 
-def _ask(chain: Runnable[Any, AIMessage], pool: Sequence[Question]) -> list[AIMessage]:
+def ask(chain: Runnable[Any, AIMessage], pool: Sequence[Question]) -> list[AIMessage]:
     return chain.batch([question.question for question in pool], {"max_concurrency": BATCH})

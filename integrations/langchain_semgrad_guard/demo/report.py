@@ -88,8 +88,13 @@ def outcome(console: Console, demo: Demo, answers: Sequence[AIMessage]) -> None:
         f"{1 - demo.delta:.0%}), {len(questions) - len(delivered)} abstentions."
     )
     if demo.stages == 1:
-        graded = [(float(not verdict.promised), right) for verdict, right in _graded(demo, answers)]
-        console.print(f"Effect: {Effect.of(graded, lambda withheld: withheld == 0)}.")
+        console.print(f"Effect: {effect(demo, answers)}.")
+
+
+def effect(demo: Demo, answers: Sequence[AIMessage]) -> Effect:
+    """What the promise makes of the drafts of one stage that do not decline."""
+    graded = [(float(not verdict.promised), right) for verdict, right in _graded(demo, answers)]
+    return Effect.of(graded, lambda withheld: withheld == 0)
 
 
 def picture(path: Path, demo: Demo, answers: Sequence[AIMessage]) -> None:
