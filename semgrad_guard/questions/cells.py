@@ -11,7 +11,6 @@ import io
 import json
 import re
 import tokenize
-from collections.abc import Iterable
 from typing import Any, cast
 
 from semgrad_guard.files import table_of
@@ -19,47 +18,45 @@ from semgrad_guard.files import table_of
 KNOWN: dict[str, Any] = table_of("semgrad_guard.questions", "known.toml")
 """The names and words of well-known data."""
 PLACEHOLDERS = frozenset(KNOWN["cells"]["missing"])
-NO_ANSWER = frozenset(KNOWN["cells"]["no_answer"])
 TRUTH = {"true": True, "yes": True, "1": True, "1.0": True, "false": False, "no": False, "0": False, "0.0": False}
 """A flag or a grade, as programs and people write it."""
-DATE = re.compile(r"\d{4}-\d\d-\d\d[ T]00:00:00(?:\.0+)?(?:Z|\+00:00)?|1\d{12}")
-"""A date as pandas and spreadsheets write it, or its milliseconds."""
 
+_DATE = re.compile(r"\d{4}-\d\d-\d\d[ T]00:00:00(?:\.0+)?(?:Z|\+00:00)?|1\d{12}")
+"""A date as pandas and spreadsheets write it, or its milliseconds."""
 _WORKING = re.compile(r"(?:^|\n)####[ \t]*(\S.*?)\s*\Z")
 _BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 _BULLET = re.compile(r"(?:[-*•]|\(?\d{1,2}[.)])\s+")
-_ENTITY = re.compile(r"&#?\w+;")
-_STRONG = (r"\|", r"(?i)\\n|<br\s*/?>|<sep>|\[sep\]|</s>|\s#{2,3}\s", "[•·]\\s", "[；｜؛]")
-_IN_SENTENCES = (*_STRONG, r";\s*(?=[^\sa-z])")
-_IN_LISTS = (*_STRONG, r";")
-_IN_PHRASES = (*_IN_LISTS, r"[\t\n、]", r"(?<!\d)\s+/|/\s+(?!\d)", r"(?i)(?<=\byes)/(?=no\b)|(?<=\bno)/(?=yes\b)")
-_WORDS = r"(?<=[^\W\d_]{2})/(?=[^\W\d_]{2})"
-_NO_WORDS = re.compile(r"\d|^/|//|\.\w+$|^(?:ac/dc|tcp/ip|and/or)$", re.IGNORECASE)
-_OR = r"(?i)[\s(,]+(?:or|a\.?k\.?a\.?)\s+"
-_NUMBERED = r"(?:^|\s)\(?(?:\d|[a-d]|i{1,3})[.)]\s+"
-"""Marks between answers: in a sentence, in a list of one text, in other texts; a slash between words, but for rates and
-paths; "or"; numbers or letters before each."""
 
-_CALLED = (
+_ALWAYS = r"\||\\n|(?i:<br\s*/?>|<sep>|\[sep\]|</s>)|\s#{2,3}\s|[•·]\s|[；｜؛]"
+_IN_SENTENCES = r";\s*(?=[^\sa-z])"
+_IN_PHRASES = r";|[\t\n、]|(?<!\d)\s+/|/\s+(?!\d)|(?i:(?<=\byes)/(?=no\b)|(?<=\bno)/(?=yes\b))"
+_BETWEEN_WORDS = r"(?<=[^\W\d_]{2})/(?=[^\W\d_]{2})"
+_OR = r"(?i:[\s(,]+(?:or|a\.?k\.?a\.?)\s+)"
+_NUMBERED = r"(?:^|\s)\(?(?:\d|[a-d]|i{1,3})[.)]\s+"
+"""Marks between answers: in any text, in a sentence, in a phrase; in a phrase without rates and paths, in a short one,
+and in one that begins with a number."""
+_RATE_OR_PATH = re.compile(r"\d|^/|//|\.\w+$|^(?:ac/dc|tcp/ip|and/or)$", re.IGNORECASE)
+
+_CALL = (
     r"(?:\w+\.)*(?:array|Series|Index|tensor|set|frozenset|tuple|list|deque|dict\w*|OrderedDict|Counter|defaultdict"
     r"|str_|float\d+|int\d+|bool_|Decimal|Timestamp|date|datetime)\("
 )
-_CONTAINER = rf"[\[({{]\s*(?:['\"\[({{]|{_CALLED}).*[\])}}]|{_CALLED}.*\)"
-_BROKEN_OFF = r"\[\s*['\"{].*|\{\s*['\"].*"
-_BYTES = r"b'.*'|b\".*\""
+_CONTAINER = rf"[\[({{]\s*(?:['\"\[({{]|{_CALL}).*[\])}}]|{_CALL}.*\)|\[\s*['\"{{].*|\{{\s*['\"].*|b'.*'|b\".*\""
 _OBJECT = r"(?:page_)?content=['\"].*|[\[({]?\s*[A-Z]\w*\(\w+=.*\)[\])}]?|\[?<[\w.]+ object at 0x[0-9a-fA-F]+>.*"
-OBJECT = re.compile(_OBJECT, re.DOTALL)
-WRITTEN_PASSAGE = re.compile(f"{_CONTAINER}|{_OBJECT}|{_BROKEN_OFF}|{_BYTES}", re.DOTALL)
 _PLAIN_LIST = r"[\[{].*[,;|].*[\]}]|\[[\d.\s]+\]|\([\d\s.,]*,[\d\s.,]*\)|\(\s*\)|\{\s*\}|.*\bdtype: \w+"
-WRITTEN = re.compile(f"{WRITTEN_PASSAGE.pattern}|{_PLAIN_LIST}", re.DOTALL)
-"""Lists, dicts, tuples, sets, arrays and objects, as programs write them into a text, whole or broken off."""
+WRITTEN_OBJECT = re.compile(_OBJECT, re.DOTALL)
+WRITTEN_PASSAGE = re.compile(f"{_CONTAINER}|{_OBJECT}", re.DOTALL)
+_WRITTEN = re.compile(f"{_CONTAINER}|{_OBJECT}|{_PLAIN_LIST}", re.DOTALL)
+"""Objects, containers and lists, as programs write them into a text, whole or broken off."""
 
 
 class FaultError(ValueError):
     """A record or a cell cannot be read, or may mean two things; the message completes the place of the record."""
 
-    def __init__(self, kind: str, **words: Any) -> None:
-        super().__init__(KNOWN["faults"][kind].format(**words))
+
+def shown(value: Any) -> str:
+    """A value in a message, as JSON."""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def literal(value: Any) -> Any:
@@ -80,18 +77,14 @@ def _python_literal(text: str) -> Any:
     """
     try:
         tree = ast.parse(text, mode="eval").body
-        found: Any = [*map(ast.literal_eval, tree.elts)] if isinstance(tree, ast.Set) else ast.literal_eval(tree)
-        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-        strings = [token for token in tokens if token.type == tokenize.STRING]
+        held = tree.elts if isinstance(tree, ast.Tuple | ast.Set) else []
+        found: Any = [ast.literal_eval(item) for item in held] or ast.literal_eval(tree)
+        tokens = [*tokenize.generate_tokens(io.StringIO(text).readline)]
     except (ValueError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError):
         return None
     texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    if len(texts) != len(strings):
-        return None
-    if isinstance(tree, ast.Tuple | ast.Set):
-        held = list(cast("Iterable[Any]", found))
-        return held if held and all(isinstance(item, str) for item in held) else None
-    return found
+    is_joined = len(texts) != sum(token.type == tokenize.STRING for token in tokens)
+    return None if is_joined or (held and not all(isinstance(item, str) for item in found)) else found
 
 
 def result_of(text: str) -> str:
@@ -109,24 +102,53 @@ def lines_of(text: str) -> list[str]:
     return [_BULLET.sub("", line, count=1) for line in lines] if bulleted else lines
 
 
-def several(text: str, *, listed: bool = False) -> list[str] | None:
-    """The answers that a text seems to hold next to each other; None where it is one.
+def require_answer(text: str, name: str) -> None:
+    """Refuse a text that means a missing answer."""
+    if text.strip().lower() in PLACEHOLDERS and text.strip() != "Na":
+        raise FaultError(
+            f'has {shown(text)} in "{name}", as programs write where an answer is missing: give the right answer, [] '
+            f"if abstaining is right, or [{shown(text)}] if it is meant"
+        )
 
-    A sentence is one answer, whatever marks are in it, and so are "AC/DC", "9/11", "60 miles/hour" and "AT&amp;T". A
-    text that is `listed` alone in a list was meant as one, but for marks that no text has.
+
+def require_one(text: str, name: str, *, is_listed: bool = False) -> None:
+    """Refuse a text that a program has written, or that may be several answers.
+
+    A text that is `is_listed`, alone in a list, was meant as one, but for marks that no text has.
     """
-    text = _ENTITY.sub("&", text.strip())
-    words = text.split()
+    meant = shown({"text": text})
+    if _WRITTEN.fullmatch(text.strip()):
+        raise FaultError(
+            f'has a list in "{name}" that cannot be read, {shown(text):.200}: write it as JSON, ["...", "..."], or '
+            f"{meant:.200} if it is one answer"
+        )
+    if _DATE.fullmatch(text.strip()):
+        raise FaultError(
+            f'has {shown(text)} in "{name}", as programs write a date: write the words of an answer, or {meant} if it '
+            "is meant"
+        )
+    if parts := _several(text, is_listed=is_listed):
+        raise FaultError(
+            f'has {shown(text):.200} in "{name}", which looks like several answers: write them as a list, '
+            f"{shown(parts):.200}, or {meant:.200} if it is one"
+        )
+
+
+def _several(text: str, *, is_listed: bool) -> list[str]:
+    """The answers that a text seems to hold next to each other; none where it is one.
+
+    A sentence is one answer, whatever marks are in it, and so are "AC/DC", "9/11", "60 miles/hour" and "AT&amp;T".
+    """
+    text = re.sub(r"&#?\w+;", "&", text.strip())
+    words, marks = text.split(), [_ALWAYS]
     if len(words) >= 8 and text.rstrip("\"')”’").endswith((".", "!", "?")):
-        marks = _IN_SENTENCES
-    elif listed:
-        marks = _IN_LISTS
+        marks.append(_IN_SENTENCES)
+    elif is_listed:
+        marks.append(";")
     else:
-        numbered = (_NUMBERED,) if re.match(r"\(?(?:1|a|i)[.)]\s", text) else ()
-        either = (_OR,) if len(words) <= 9 else ()
-        marks = (*_IN_PHRASES, *numbered, *(() if _NO_WORDS.search(text) else (_WORDS,)), *either)
-    for mark in marks:
-        parts = [part.strip() for part in re.split(mark, text) if re.search(r"\w", part)]
-        if len(parts) > 1:
-            return parts
-    return None
+        marks.append(_IN_PHRASES)
+        marks += [_NUMBERED] if re.match(r"\(?(?:1|a|i)[.)]\s", text) else []
+        marks += [_BETWEEN_WORDS] if not _RATE_OR_PATH.search(text) else []
+        marks += [_OR] if len(words) <= 9 else []
+    parts = [part.strip() for part in re.split("|".join(marks), text) if re.search(r"\w", part)]
+    return parts if len(parts) > 1 else []

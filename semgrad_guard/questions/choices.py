@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from semgrad_guard.questions.cells import KNOWN, FaultError, literal
+from semgrad_guard.questions.cells import KNOWN, FaultError, literal, shown
 
 COLUMNS, MARKS, _BEFORE = (KNOWN["choices"][name] for name in ("columns", "marks", "before"))
 _ENDS = ("abcdefghij", "123456789")
@@ -20,14 +20,13 @@ _MARKS = re.compile(r"[A-J](?:\s*[,;&/]\s*[A-J])+")
 
 @dataclass(frozen=True)
 class Choices:
-    """Texts by label ("A", "B", ... where the data names none); `columns` hold them, and `first` is their name.
+    """Texts by label ("A", "B", ... where the data names none), and the columns that hold them.
 
     Numbers count `from_zero` where the data is known to: MMLU's `choices`.
     """
 
     texts: Mapping[str, str]
     columns: Sequence[str]
-    first: str
     from_zero: bool = False
 
     def meant(self, value: Any, column: str) -> str | None:
@@ -43,19 +42,27 @@ class Choices:
         if of_columns and not mark:
             return None  # columns A and B may be something else
         if _MARKS.fullmatch(text):
-            raise FaultError("marks", name=column, text=text)
-        wanted = {text.casefold(), labelled[2].casefold() if labelled else text.casefold()}
+            raise several(column, text)
+        wanted = {text.casefold(), labelled[2].casefold() if labelled else ""}
         found = {choice for choice in self.texts.values() if choice.casefold() in wanted and not isinstance(value, int)}
         if mark:
             label = mark[1].upper()
             found |= {choice for known, choice in self.texts.items() if known == label}
-            if label.isdecimal() and self.from_zero and int(label) < len(self.texts):
-                found.add([*self.texts.values()][int(label)])
+            if label.isdecimal() and self.from_zero:
+                found |= {*[*self.texts.values()][int(label) : int(label) + 1]}
             if of_columns and not found and label.isdecimal():
                 return None
         if len(found) != 1:
-            raise FaultError("no_choice", name=column, text=text, choices=self.first)
+            raise FaultError(
+                f'has {shown(text):.60} in "{column}", and which of its {", ".join(self.columns)} that is cannot be '
+                "told: write its text"
+            )
         return found.pop()
+
+
+def several(column: str, text: str) -> FaultError:
+    """The fault of a column that names more than one choice."""
+    return FaultError(f'has several choices in "{column}", {text}: give the texts of the right ones')
 
 
 def choices_of(record: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> Choices | None:
@@ -67,34 +74,29 @@ def choices_of(record: Mapping[str, Any], names: Mapping[str, Sequence[str]]) ->
     for before, ends in itertools.product(_BEFORE, _ENDS):
         columns = [names[before + end][0] for end in ends if before + end in names]
         if len(columns) > 1 and {before + ends[0], before + ends[1]} <= {*names}:
-            texts = {column[-1].upper(): str(record[column]) for column in columns}
-            return Choices(texts, columns, f"columns {', '.join(columns)}")
-    for plain in COLUMNS:
-        for name in names.get(plain, ()):
-            held = literal(record[name])
-            if held is None or held == []:
-                continue
-            return Choices(
-                _labelled(held, name), [name], plain, from_zero=plain == "choices" and isinstance(held, list)
-            )
+            return Choices({column[-1].upper(): str(record[column]) for column in columns}, columns)
+    for column in COLUMNS:
+        for name in names.get(column, ()):
+            if held := literal(record[name]):
+                from_zero = column == "choices" and isinstance(held, list)
+                return Choices(_by_label(held, name), [name], from_zero)
     return None
 
 
-def _labelled(held: Any, name: str) -> dict[str, str]:
+def _by_label(held: Any, name: str) -> dict[str, str]:
     """Choices as a list of texts (perhaps with letters before them), or of objects; as an object; or ARC's."""
     labels: Sequence[Any] = string.ascii_uppercase
     texts: list[Any] = cast("list[Any]", held) if isinstance(held, list) else [None]
-    if isinstance(held, Mapping):
-        own = cast("Mapping[str, Any]", held)
+    if isinstance(held, dict):
+        own = cast("dict[str, Any]", held)
         labels, texts = [*own], [*own.values()]
         if isinstance(own.get("text"), list):
             labels, texts = own.get("label", string.ascii_uppercase), own["text"]
-    objects = [cast("Mapping[str, Any]", item) for item in texts if isinstance(item, Mapping)]
-    if len(objects) == len(texts) and all({"label", "text"} <= {*item} for item in objects):
-        labels, texts = [item["label"] for item in objects], [item["text"] for item in objects]
-    if not all(isinstance(item, str | int | float) for item in texts):
-        raise FaultError("no_choices", name=name)
-    parts = [part for item in texts if (part := _LABELLED.fullmatch(str(item)))]
+    elif all(isinstance(choice, dict) and {"label", "text"} <= choice.keys() for choice in texts):
+        labels, texts = [choice["label"] for choice in texts], [choice["text"] for choice in texts]
+    if not all(isinstance(text, str | int | float) for text in texts):
+        raise FaultError(f'has "{name}" that cannot be read: write them as a JSON list, ["...", "..."]')
+    parts = [part for text in texts if (part := _LABELLED.fullmatch(str(text)))]
     if [part[1].upper() for part in parts] == [*labels][: len(texts)]:
         return {part[1].upper(): part[2].strip() for part in parts}
-    return {str(label).upper(): str(item) for label, item in zip(labels, texts, strict=False)}
+    return {str(label).upper(): str(text) for label, text in zip(labels, texts, strict=False)}

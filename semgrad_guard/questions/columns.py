@@ -6,42 +6,43 @@ table that holds `ground_truth` too. What may mean two things is refused in word
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from semgrad_guard.questions.cells import (
-    DATE,
     KNOWN,
-    NO_ANSWER,
-    OBJECT,
     PLACEHOLDERS,
     TRUTH,
-    WRITTEN,
+    WRITTEN_OBJECT,
     WRITTEN_PASSAGE,
     FaultError,
     lines_of,
     literal,
+    require_answer,
+    require_one,
     result_of,
-    several,
+    shown,
 )
-from semgrad_guard.questions.choices import COLUMNS, MARKS, Choices, choices_of
-from semgrad_guard.questions.layouts import QUESTION, Record, flat, plain, span_answers
+from semgrad_guard.questions.choices import COLUMNS, MARKS, Choices, choices_of, several
+from semgrad_guard.questions.layouts import Record, flat, plain, span_answers
 
 Need = Literal["answers", "response", "question"]
 """The content that a line must have: references (to calibrate), a response (to score), or just a question."""
 
 _NAMES: Mapping[str, list[str]] = KNOWN["columns"]
-REFERENCES, REFERENCES_BESIDE_ANSWERS = _NAMES["references"], _NAMES["references_beside_answers"]
-CONTEXT: list[list[str]] = [group["names"] for group in KNOWN["passages"]]
-_BEST, _ALIASES, RESPONSE, KIND, _OTHERS = (_NAMES[name] for name in ("best", "aliases", "response", "kind", "others"))
+_REFERENCES_BESIDE_ANSWERS, _CONTEXT = _NAMES["references_beside_answers"], KNOWN["passages"]["names"]
 _UNANSWERABLE = dict.fromkeys(_NAMES["answerable"], False) | dict.fromkeys(_NAMES["unanswerable"], True)
 _GRADE, _LOGGED = (re.compile("|".join(KNOWN["grades"][name])) for name in ("names", "logged"))
 _GRADE_WORDS = frozenset(KNOWN["grades"]["words"].split())
-_ANSWERS = (*REFERENCES, *REFERENCES_BESIDE_ANSWERS, *_BEST, *_ALIASES)
-NO_PASSAGE = (*QUESTION, *_ANSWERS, *RESPONSE, *KIND, *_OTHERS, *COLUMNS)
+_NO_PROSE = re.compile(r"(?=.*[\d_/])[\w./:#-]{3,}", re.ASCII)
+"""An id, a name of a file, or an address."""
+_ANSWERS = (*_NAMES["references"], *_REFERENCES_BESIDE_ANSWERS, *_NAMES["best"], *_NAMES["aliases"])
+NO_PASSAGE = (
+    *(*_NAMES["question"], *_ANSWERS, *_NAMES["response"], *_NAMES["kind"]),
+    *("paraphrases", "id", *COLUMNS),
+)
 """Columns that mean something else than a passage to answer from; the answers among them would give the answer away."""
 
 
@@ -70,7 +71,7 @@ def fields_of(record: Record, given: Mapping[str, str], *, needs: Need, cells: b
     try:
         record = flat(record)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise FaultError("layout") from error
+        raise FaultError("is laid out like LangSmith's or Natural Questions' data, and is not") from error
     return _Reading(record, given, cells).fields(needs)
 
 
@@ -88,20 +89,21 @@ class _Reading:
         """Every field that there is."""
         found = self._found
         alpaca = self._present(["instruction"])  # there, `input` is a text that the question is about
-        known = QUESTION if not alpaca else [name for name in QUESTION if name != "input"]
-        if name := self._column(self._given.get("question"), known, "--column question=NAME"):
-            self._take("question", name, self._asked(name))
+        known = [name for name in _NAMES["question"] if not (alpaca and name == "input")]
+        if name := self._column("question", known):
+            self._take("question", name, self._question(name))
         self._read_answers(needs)
         self._read_passage()
-        for target, names in (("kind", KIND), *((column, (column,)) for column in _OTHERS)):
-            if name := self._column(None, names):
-                self._take(target, name, self._texts(self._record[name]) if target == "paraphrases" else ...)
+        for target, names in (("kind", _NAMES["kind"]), ("paraphrases", ["paraphrases"]), ("id", ["id"])):
+            if name := self._column(target, names):
+                value = self._record[name]
+                self._take(target, name, self._texts(value) if target == "paraphrases" else value)
         found.unread += tuple(name for name in self._record if name.strip() and name not in self._used)
         return found
 
-    def _take(self, target: str, name: str, value: Any = ...) -> None:
+    def _take(self, target: str, name: str, value: Any) -> None:
         self._found.columns[target] = name
-        self._found.values[target] = self._record[name] if value is ... else value
+        self._found.values[target] = value
         self._used.add(name)
 
     def _present(self, known: Iterable[str]) -> list[str]:
@@ -109,51 +111,47 @@ class _Reading:
         return [name for one in dict.fromkeys(map(plain, known)) for name in self._names.get(one, ())]
 
     def _is_filled(self, name: str) -> bool:
-        return _is_filled(self._record[name])
+        value = self._record[name]
+        return value is not None and value != [] and not (isinstance(value, str) and not value.strip())
 
-    def _column(self, given: str | None, known: Iterable[str], option: str | None = None) -> str | None:
-        """The column of a name that the user gave, or of the known ones, which must agree where several are there.
-
-        `option` is the user's way to choose one.
+    def _column(self, target: str, known: Iterable[str]) -> str | None:
+        """The column of a field: the one that the user named, or the known ones, which must agree where several are
+        there.
         """
-        if given is not None and given in self._record:
-            return given
-        there = self._present(known if given is None else [given])
-        if given is not None and not there:
-            raise FaultError("no_column", name=given, columns=listed(self._record))
+        if (given := self._given.get(target)) is not None:
+            if given not in self._record and not self._present([given]):
+                raise FaultError(f'has no "{given}"; {listed(self._record)}')
+            return given if given in self._record else self._present([given])[0]
+        there = self._present(known)
         filled = [name for name in there if self._is_filled(name) or self._record[name] == []]
         if any(self._texts(self._record[name]) != self._texts(self._record[filled[0]]) for name in filled[1:]):
-            names = " and ".join(json.dumps(name, ensure_ascii=False) for name in filled)
-            raise FaultError("one_field", names=names, way_out="" if option is None else f", or name it ({option})")
+            way_out = f", or name it (--column {target}=NAME)" if target in ("question", "answers", "context") else ""
+            raise FaultError(f"has {' and '.join(map(shown, filled))}, which are one field; keep one{way_out}")
         return next(iter(filled or there), None)
 
-    def _asked(self, name: str) -> Any:
+    def _question(self, name: str) -> Any:
         """A question: a text, or the one message of a user (OpenAI's evals), whose system message is not read."""
-        value = literal(self._record[name])
-        if isinstance(value, list) and all(isinstance(turn, dict) for turn in cast("list[Any]", value)):
-            turns = cast("list[Record]", value)
-            texts = [turn.get("content") for turn in turns if turn.get("role") == "user"]
-            if len(texts) != 1 or any(turn.get("role") not in ("user", "system", "developer") for turn in turns):
-                raise FaultError("conversation", name=name)
-            self._found.unread += (f"{name} (system)",) if len(turns) > 1 else ()
-            return texts[0]
-        if isinstance(text := self._record[name], str) and WRITTEN_PASSAGE.fullmatch(text.strip()):
-            raise FaultError("no_question", name=name, text=text.strip())
+        value = self._record[name]
+        turns: Any = literal(value)
+        if isinstance(turns, list) and all(isinstance(turn, dict) for turn in cast("list[Any]", turns)):
+            roles = [turn.get("role") for turn in cast("list[Record]", turns)]
+            if roles.count("user") != 1 or not {*roles} <= {"user", "system", "developer"}:
+                raise FaultError(f'has a conversation in "{name}": give one question')
+            self._found.unread += (f"{name} (system)",) if len(roles) > 1 else ()
+            return cast("list[Record]", turns)[roles.index("user")].get("content")
+        if isinstance(value, str) and WRITTEN_PASSAGE.fullmatch(value.strip()):
+            raise FaultError(f'has a list or an object in "{name}", {value!r:.60}: write the question\'s text')
         if "question" not in self._given and (more := self._present(_NAMES["continued"])):
-            raise FaultError("continued", name=name, other=more[0])
-        return self._record[name]
+            raise FaultError(f'has "{more[0]}" next to "{name}", which may be one question: join them')
+        return value
 
     def _read_answers(self, needs: Need) -> None:
         """References, and the answer that a model gave, if the record tells which is which."""
-        answer = self._column(None, ("answer",))
-        if "answers" in self._given:
-            name = self._column(self._given["answers"], ())
-        else:
-            beside = self._present(REFERENCES_BESIDE_ANSWERS)
-            first = [column for column in REFERENCES if column != "answer" or not beside]
-            name = self._column(None, (*first, *REFERENCES_BESIDE_ANSWERS), "--column answers=NAME")
-            name = name or self._column(None, _BEST)
-        response = self._column(None, RESPONSE) or (answer if name not in (None, answer) else None)
+        beside = _REFERENCES_BESIDE_ANSWERS
+        first = [name for name in _NAMES["references"] if name != "answer" or not self._present(beside)]
+        name = self._column("answers", (*first, *beside)) or self._column("best", _NAMES["best"])
+        answer = self._column("answer", ["answer"])
+        response = self._column("response", _NAMES["response"]) or (answer if name not in (None, answer) else None)
         if response is not None:
             self._found.columns["response"] = response
             self._found.values["response"] = self._record[response]
@@ -165,7 +163,7 @@ class _Reading:
             name = next(iter(self._present(MARKS)), None)
         if flag is not None:
             self._take("answers", name or flag, [])
-            self._used.update(self._present(_ALIASES))
+            self._used.update(self._present(_NAMES["aliases"]))
         elif name is not None and (self._is_filled(name) or self._record[name] == []):
             self._take("answers", name, self._references(name, choices))
 
@@ -176,7 +174,7 @@ class _Reading:
             self._used.add(name)
             truth = TRUTH.get(str(self._record[name]).strip().lower())
             if truth is None and self._is_filled(name):
-                raise FaultError("flag", name=name, text=str(self._record[name]))
+                raise FaultError(f'has {self._record[name]!r:.60} in "{name}", where true or false is expected')
             if truth is no_answer:
                 return name
         return None
@@ -191,39 +189,37 @@ class _Reading:
                 self._used.update(choices.columns)
                 return [text]
             if len(marks) > 1 and any(re.fullmatch(r"[A-J]|\d", str(mark)) for mark in marks):
-                raise FaultError("choices", name=name)
+                raise several(name, str(value))
         self._require_references(name, value)
         if (yes := self._yes_or_no(value, name)) is not None:
             return [yes]
-        if plain(name) == "correctanswers" and isinstance(value, str) and self._present(_BEST):
-            self._used.update(self._present(_BEST))
+        if plain(name) == "correctanswers" and isinstance(value, str) and self._present(_NAMES["best"]):
+            self._used.update(self._present(_NAMES["best"]))
             return [part.strip() for part in value.split(";") if part.strip()]  # TruthfulQA's own file
         found = self._answers(name)
         if not isinstance(found, list):
             return found
-        texts = cast("list[Any]", found)
-        for alias in self._present(_ALIASES):
-            self._used.add(alias)
-            texts = [*texts, *self._answers(alias)]
-        return [] if len(texts) == 1 and str(texts[0]).strip().lower() in NO_ANSWER else texts
+        aliases = self._present(_NAMES["aliases"])
+        self._used.update(aliases)
+        texts = [*cast("list[Any]", found), *(text for alias in aliases for text in self._answers(alias))]
+        return [] if len(texts) == 1 and str(texts[0]).strip().lower() in KNOWN["cells"]["no_answer"] else texts
 
     def _answers(self, name: str) -> Any:
         """The texts of a column, each of which is one answer for sure."""
         value = self._record[name]
-        if isinstance(value, str):
-            value = result_of(value)
+        value = result_of(value) if isinstance(value, str) else value
         held = literal(value)
         found = self._texts(value)
         if isinstance(held, Mapping) and "spans" in held and (found := span_answers(cast("Record", held))) is None:
-            raise FaultError("spans", name=name)
+            raise FaultError(f'has several spans in "{name}", which may all be needed: write one text')
         if not isinstance(found, list):
             return found
         texts, is_listed = cast("list[Any]", found), isinstance(held, list)
         for text in texts:
             if not is_listed:
-                _require_answer(str(text), name)
+                require_answer(str(text), name)
             if isinstance(text, str | int) and (isinstance(held, str | int) or (is_listed and len(texts) == 1)):
-                _require_one(str(text), name, is_listed=is_listed)
+                require_one(str(text), name, is_listed=is_listed)
         return [text for text in texts if text != ""]
 
     def _yes_or_no(self, value: Any, name: str) -> str | None:
@@ -234,7 +230,10 @@ class _Reading:
         if "true" in str(self._found.values.get("question")).lower():
             return text
         if not self._present(("passage", "facts")):
-            raise FaultError("yes_or_no", name=name, quoted=json.dumps(value), text=value)
+            raise FaultError(
+                f'has {shown(value)} in "{name}", as programs write a yes or no: write the words of an answer, or '
+                f'{{"text": "{value}"}} if it is meant'
+            )
         return "yes" if text == "true" else "no"
 
     def _require_references(self, name: str, value: Any) -> None:
@@ -242,37 +241,42 @@ class _Reading:
         right one.
         """
         if _is_grade(name, value) and plain(name) not in map(plain, _ANSWERS):
-            raise FaultError("grade", name=name, text=value)
-        if "answers" in self._given or self._present(RESPONSE) or plain(name) not in ("answer", "answers"):
+            raise FaultError(f'has a grade in "{name}", {value!r}, and no reference')
+        if "answers" in self._given or self._present(_NAMES["response"]) or plain(name) not in ("answer", "answers"):
             return
         held, marks = literal(value), self._present(MARKS)
         if isinstance(held, list) and len(cast("list[Any]", held)) > 1 and marks:
-            raise FaultError("may_be_choices", name=name, other=marks[0])
+            raise FaultError(f'has "{marks[0]}" next to "{name}", so that these may be choices: give the right one')
         others = {other: held for other, held in self._record.items() if plain(other) not in map(plain, NO_PASSAGE)}
         grades = [other for other, held in others.items() if _is_grade(other, held)]
-        logged = [other for other, held in others.items() if _LOGGED.search(plain(other)) and _is_filled(held)]
+        logged = [other for other in others if _LOGGED.search(plain(other)) and self._is_filled(other)]
         if sign := next(iter((*grades, *(logged if plain(name) == "answer" else ()))), None):
-            raise FaultError("models_answer", name=name, other=sign, grade=" and its grade" if grades else "")
+            graded = " and its grade" if grades else ""
+            raise FaultError(
+                f'has "{sign}" next to "{name}", so that this may be a model\'s answer{graded}'
+                f": name the column of the references (--column answers={name}, if they are there)"
+            )
 
     def _read_passage(self) -> None:
-        given = self._given.get("context")
-        if given is None:
-            filled = [[name for name in self._present(group) if self._is_filled(name)] for group in CONTEXT]
-            name = next((self._column(None, names, "--column context=NAME") for names in filled if names), None)
+        if "context" in self._given:
+            name = next(iter(self._present([self._given["context"]])), self._given["context"])
         else:
-            name = next(iter(self._present([given])), given)
+            filled = [list(filter(self._is_filled, self._present(group))) for group in _CONTEXT]
+            name = next((self._column("context", names) for names in filled if names), None)
         if name is None:
             return
         value = self._record.get(name)
         if isinstance(value, str):
             value = self._written_passage(value, name)
         found = passages(value)
-        if given is not None and not found:
-            raise FaultError("no_passage", name=name, columns=listed(self._record))
+        if "context" in self._given and not found:
+            raise FaultError(f'has no text in "{name}": it must hold one, or a list of some; {listed(self._record)}')
         if isinstance(value, str) and value.strip().lower() in PLACEHOLDERS:
-            raise FaultError("missing_passage", name=name, text=value.strip())
+            raise FaultError(
+                f'has {value.strip()!r} in "{name}", where a passage is expected; leave it empty if there is none'
+            )
         if found and all(map(_NO_PROSE.fullmatch, found.split("\n\n"))):
-            raise FaultError("names_of_passages", name=name, text=found)
+            raise FaultError(f'has names or numbers of passages in "{name}", {found!r:.60}: give their texts')
         self._take("context", name, found or value)
 
     def _written_passage(self, text: str, name: str) -> Any:
@@ -282,7 +286,10 @@ class _Reading:
         value = text.split("|") if joined else literal(text)
         is_written = WRITTEN_PASSAGE.fullmatch(text.strip()) if value is text else passages(value) is None
         if (is_written or text.strip() in ("()", "{}")) and value != []:
-            raise FaultError("written_passage", name=name, text=text.strip())
+            raise FaultError(
+                f'has a list or an object in "{name}" that cannot be read, {text.strip()!r:.60}: write its texts as '
+                'JSON, ["...", "..."], or [] if there is none'
+            )
         return value
 
     def _texts(self, value: Any) -> Any:
@@ -296,27 +303,6 @@ class _Reading:
         return _unwrapped(literal(value))
 
 
-def _require_answer(text: str, name: str) -> None:
-    """Refuse a text that means a missing answer, unless it is written as a list."""
-    if text.strip().lower() in PLACEHOLDERS and text.strip() != "Na":
-        raise FaultError("placeholder", name=name, quoted=json.dumps(text, ensure_ascii=False))
-
-
-def _require_one(text: str, name: str, *, is_listed: bool) -> None:
-    """Refuse a text that a program has written, or that may be several answers."""
-    shown = {"quoted": json.dumps(text, ensure_ascii=False), "meant": json.dumps({"text": text}, ensure_ascii=False)}
-    if WRITTEN.fullmatch(text.strip()):
-        raise FaultError("written", name=name, **shown)
-    if DATE.fullmatch(text.strip()):
-        raise FaultError("date", name=name, **shown)
-    if (parts := several(text, listed=is_listed)) is not None:
-        raise FaultError("several", name=name, parts=json.dumps(parts, ensure_ascii=False), **shown)
-
-
-_NO_PROSE = re.compile(r"(?=.*[\d_/])[\w./:#-]{3,}", re.ASCII)
-"""An id, a name of a file, or an address."""
-
-
 def _is_grade(name: str, value: Any) -> bool:
     """A truth value, a share, or a grader's word, in a column that is named like a grade."""
     text = str(value).strip().lower()
@@ -326,12 +312,12 @@ def _is_grade(name: str, value: Any) -> bool:
 
 def tells_even_if_empty(name: str) -> bool:
     """Whether a column changes the meaning of others where its cell is empty: `answer` is then a model's own."""
-    return plain(name) in {"question", *map(plain, REFERENCES_BESIDE_ANSWERS)}
+    return plain(name) in {"question", *map(plain, _REFERENCES_BESIDE_ANSWERS)}
 
 
 def listed(record: Iterable[str]) -> str:
     """Its columns, named."""
-    names = ", ".join(json.dumps(name, ensure_ascii=False) for name in record if name.strip())
+    names = ", ".join(shown(name) for name in record if name.strip())
     return f"its columns are {names}" if names else "it is empty"
 
 
@@ -349,28 +335,24 @@ def passages(value: Any) -> str | None:
 
 
 def _passages(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        held = cast("Mapping[str, Any]", value)
+    """The texts in a value; None for each thing that is not one."""
+    if isinstance(value, dict):
+        held = cast("Record", value)
         if {"title", "sentences"} <= held.keys():
             yield from _passages([list(pair) for pair in zip(held["title"], held["sentences"], strict=False)])
             return
         name = next((key for key in KNOWN["layouts"]["holding"] if key in held), None)
-        yield from _passages(held[name]) if name is not None else (None,)
+        yield from (None,) if name is None else _passages(held[name])
     elif isinstance(value, list):
-        for passage in cast("list[Any]", value):
-            if isinstance(passage, list) and len(cast("list[Any]", passage)) == 2 and isinstance(passage[1], list):
-                title, sentences = cast("tuple[Any, list[Any]]", passage)
-                yield f"{title}\n{''.join(map(str, sentences))}"
-            elif isinstance(passage, str) and OBJECT.fullmatch(passage.strip()):
-                yield None
-            else:
-                yield from _passages(passage)
+        parts = cast("list[Any]", value)
+        if len(parts) == 2 and isinstance(parts[0], str) and isinstance(parts[1], list):  # one of HotpotQA's
+            yield f"{parts[0]}\n{''.join(map(str, cast('list[Any]', parts[1])))}"
+            return
+        for part in parts:
+            is_object = isinstance(part, str) and WRITTEN_OBJECT.fullmatch(part.strip())
+            yield from (None,) if is_object else _passages(part)
     else:
         yield value
-
-
-def _is_filled(value: Any) -> bool:
-    return value is not None and value != [] and not (isinstance(value, str) and not value.strip())
 
 
 def _unwrapped(value: Any) -> Any:

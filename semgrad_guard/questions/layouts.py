@@ -9,14 +9,9 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, cast
 
-from semgrad_guard.questions.cells import KNOWN
+from semgrad_guard.questions.cells import KNOWN, FaultError
 
 Record = dict[str, Any]
-
-QUESTION: list[str] = KNOWN["columns"]["question"]
-_LISTS, _INPUTS, _EXPECTED, _ANSWERS, _OF_A_RUN, _ASSERTED = (
-    KNOWN["layouts"][name] for name in ("lists", "inputs", "expected", "answers", "of_a_run", "asserted")
-)
 
 
 @lru_cache(maxsize=4096)  # every record of a file has the same names
@@ -25,8 +20,13 @@ def plain(name: str) -> str:
     return re.sub(r"[\W_]", "", name).lower()
 
 
-class UnknownLayoutError(ValueError):
-    """A document or a record is laid out in no known way; the message completes "... is one JSON object, "."""
+_INPUTS, _OF_A_RUN, _ASSERTED = (KNOWN["layouts"][name] for name in ("inputs", "of_a_run", "asserted"))
+_LISTS, _EXPECTED, _ANSWERS = (
+    frozenset(map(plain, KNOWN["layouts"][name])) for name in ("lists", "expected", "answers")
+)
+_QUESTION = frozenset(map(plain, KNOWN["columns"]["question"]))
+_REFERENCES = _EXPECTED | {"groundtruth", "groundtruths"}
+_PARTS = _EXPECTED | {"outputs", *_INPUTS}
 
 
 def records_in(document: Record) -> list[Any]:
@@ -36,12 +36,13 @@ def records_in(document: Record) -> list[Any]:
     lists, and objects by their ids (DROP).
 
     Raises:
-        UnknownLayoutError: it holds several lists of records.
+        FaultError: it holds several lists of records.
     """
     names = {plain(name): name for name in document}
     if "columns" in names and all(isinstance(row, list) for row in document.get(names.get("data", ""), [None])):
         return [dict(zip(document[names["columns"]], row, strict=False)) for row in document[names["data"]]]
-    if _is_record(document):
+    questions = [held for name, held in flat(document).items() if plain(name) in _QUESTION]
+    if any(isinstance(held, str) or (_objects(held) and "role" in held[0]) for held in questions):
         return [document]
     values = [*document.values()]
     are_lists = bool(values) and all(isinstance(column, list) for column in values)
@@ -52,16 +53,10 @@ def records_in(document: Record) -> list[Any]:
             return [{name: document[name].get(row) for name in document} for row in values[0]]
         return [record for key, held in document.items() for record in _within({"id": key, **held})]
     lists = {name: cast("list[Any]", held) for name, held in document.items() if _objects(held)}
-    named = {name: held for name, held in lists.items() if plain(name) in map(plain, _LISTS)} or lists
+    named = {name: held for name, held in lists.items() if plain(name) in _LISTS} or lists
     if len(named) > 1:
-        raise UnknownLayoutError(f"with several lists of records in it, {', '.join(named)}: give one of them")
+        raise FaultError(f"with several lists of records in it, {', '.join(named)}: give one of them")
     return [record for held in named.values() for entry in held for record in _within(entry)] or [document]
-
-
-def _is_record(document: Record) -> bool:
-    """It has a question, as a text or as messages."""
-    questions = [held for name, held in flat(document).items() if plain(name) in map(plain, QUESTION)]
-    return any(isinstance(held, str) or (_objects(held) and "role" in held[0]) for held in questions)
 
 
 def _objects(held: Any) -> bool:
@@ -69,39 +64,30 @@ def _objects(held: Any) -> bool:
     return isinstance(held, list) and held != [] and all(isinstance(entry, dict) for entry in cast("list[Any]", held))
 
 
-def _within(entry: Any) -> list[Any]:
+def _within(entry: Record) -> list[Record]:
     """The questions of one of SQuAD's articles or DROP's passages; a row of the hub's viewer; else the entry itself."""
-    if not isinstance(entry, dict):
+    if isinstance(entry.get("row"), dict):
+        return [entry["row"]]
+    held = next((entry[name] for name in ("paragraphs", "qas", "qa_pairs") if _objects(entry.get(name))), None)
+    if held is None or not _QUESTION.isdisjoint(map(plain, entry)):
         return [entry]
-    held = cast("Record", entry)
-    if isinstance(held.get("row"), dict):
-        return [held["row"]]
-    if isinstance(pairs := held.get("qa_pairs"), list):
-        return [{"passage": held.get("passage"), **pair} for pair in cast("list[Record]", pairs)]
-    paragraphs: Any = held.get("paragraphs")
-    if not isinstance(paragraphs, list) or not all("qas" in one for one in cast("list[Record]", paragraphs)):
-        return [held]
-    return [
-        {"context": paragraph.get("context"), **question}
-        for paragraph in cast("list[Record]", paragraphs)
-        for question in cast("list[Record]", paragraph["qas"])
-    ]
+    around = {name: entry[name] for name in ("context", "passage") if name in entry}
+    return [{**around, **record} for part in held for record in _within(part)]
 
 
 def flat(record: Record) -> Record:
     """The record with the fields of its parts as its own: those of tools, and Natural Questions' annotations."""
     if "annotations" in record and ("document_text" in record or isinstance(record.get("document"), dict)):
         return _natural_questions(record)
-    found = dict(record)
-    if isinstance(_part(record, "inputs"), dict):
+    found = _nested(record)
+    if isinstance(found.get("inputs"), dict):
         found = _langsmith(found)
     for name in _INPUTS:
-        if isinstance(part := _part(found, name), dict):
-            fields = {key: held for key, held in found.items() if key.partition(".")[0] != name}
-            found = fields | cast("Record", part)
+        if isinstance(found.get(name), dict):
+            found |= found.pop(name)
     for name in found:
-        if plain(name) in map(plain, _EXPECTED):
-            found[name] = _only(_part(found, name))
+        if plain(name) in _EXPECTED:
+            found[name] = _only(found[name])
     if isinstance(stem := found.get("question"), dict):  # CommonsenseQA's and NarrativeQA's questions
         parts = dict(cast("Record", stem))
         text = parts.pop("stem", parts.pop("text", None))
@@ -109,29 +95,32 @@ def flat(record: Record) -> Record:
     return _promptfoo(found)
 
 
-def _langsmith(record: Record) -> Record:
-    parts = {name: _part(record, name) for name in ("outputs", "reference", "reference_outputs")}
-    outputs, reference, expected = parts.values()
-    found = {name: value for name, value in record.items() if name.partition(".")[0] not in parts}
-    expected = reference if expected is None else expected
-    if expected is None and not any(name in record for name in _OF_A_RUN):
-        references = any(plain(name) in map(plain, (*_EXPECTED, "ground_truth", "ground_truths")) for name in found)
-        expected, outputs = (None, outputs) if references else (outputs, None)
-    if expected is not None or "reference_outputs" in record:
-        found["reference_outputs"] = expected
-    if outputs is not None:
-        found["response"] = _only(outputs)
+def _nested(record: Record) -> Record:
+    """The record with its parts as objects, where tables hold them as JSON, or each field of them as name.field."""
+    found: Record = {}
+    for name, value in record.items():
+        part, mark, field = name.replace("/", ".").partition(".")
+        if mark and plain(part) in _PARTS:
+            found.setdefault(part, {})[field] = value
+            continue
+        found[name] = value
+        if plain(name) in _PARTS and isinstance(value, str) and value.lstrip().startswith("{"):
+            with suppress(ValueError):
+                found[name] = json.loads(value)
     return found
 
 
-def _part(record: Record, name: str) -> Any:
-    """A part of a record: its own field, an object or a text that holds one; or its fields, as name.field."""
-    value = record.get(name)
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        with suppress(ValueError):
-            return json.loads(value)
-    parts = [key.partition(mark) for key in record for mark in "./" if key.startswith(f"{name}{mark}")]
-    return {key: record[f"{first}{mark}{key}"] for first, mark, key in parts} or value
+def _langsmith(record: Record) -> Record:
+    """LangSmith's record, whose `outputs` are references in an example, and a model's own in a run or a result."""
+    found = dict(record)
+    outputs = found.pop("outputs", None)
+    if "reference" in found:
+        found["reference_outputs"] = found.pop("reference")
+    has_references = not _REFERENCES.isdisjoint(map(plain, found))
+    is_example = not has_references and not any(name in record for name in _OF_A_RUN)
+    if outputs is None:
+        return found
+    return {**found, "reference_outputs": outputs} if is_example else {**found, "response": _only(outputs)}
 
 
 def _only(outputs: Any) -> Any:
@@ -141,7 +130,7 @@ def _only(outputs: Any) -> Any:
     held = cast("Record", outputs)
     if "text" in held or "value" in held or "aliases" in held:  # an answer as SQuAD and TriviaQA write it
         return held
-    named = [held[name] for name in held if plain(name) in map(plain, _ANSWERS) and held[name] is not None]
+    named = [held[name] for name in held if plain(name) in _ANSWERS and held[name] is not None]
     values = named or [value for name, value in held.items() if not re.search("fact|guideline", plain(name))]
     return values[0] if len(values) == 1 else {"several": held}  # no text, and refused as such
 

@@ -19,9 +19,10 @@ from zipfile import BadZipFile
 from semgrad_guard.errors import DataFileError, MissingExtraError
 from semgrad_guard.files import TwiceError, distinct, first_line
 from semgrad_guard.pocket import QUESTIONS_PATH
+from semgrad_guard.questions.cells import FaultError
 from semgrad_guard.questions.columns import tells_even_if_empty
 from semgrad_guard.questions.data_files import STDIN, Row, called, read_table, rows_of, unpacked
-from semgrad_guard.questions.layouts import UnknownLayoutError, records_in
+from semgrad_guard.questions.layouts import records_in
 
 POCKET = "pocket"
 """The name of questions about the embedded model's world; a file of that name is ./pocket."""
@@ -101,24 +102,20 @@ def _json(path: Path, content: bytes, *, is_lines: bool) -> Iterator[Entry]:
     ]
     is_list = content.lstrip().startswith(b"[")
     has_records = any(isinstance(_parsed(line, ""), dict) for _, line in lines[:2])
-    if is_list or (len(lines) == 1 if has_records else not is_lines):
-        document: Any = _parsed(content, name, span="of the file") if lines else []
-        if isinstance(document, DataFileError):
-            raise document
-        records = _records(name, document)
-        return _numbered(name, "JSON object" if records == [document] else "entry", records)
-    return (Entry(name, "line", number, _parsed(line, f"{name}, line {number}")) for number, line in lines)
-
-
-def _records(name: str, document: Any) -> list[Any]:
+    if not is_list and (len(lines) != 1 if has_records else is_lines):
+        return (Entry(name, "line", number, _parsed(line, f"{name}, line {number}")) for number, line in lines)
+    document: Any = _parsed(content, name, span="of the file") if lines else []
+    if isinstance(document, DataFileError):
+        raise document
     if not isinstance(document, dict):
-        return cast("list[Any]", document) if isinstance(document, list) else [document]
+        return _numbered(name, "entry", cast("list[Any]", document) if is_list else [document])
     try:
-        return records_in(cast("dict[str, Any]", document))
-    except UnknownLayoutError as error:
+        records = records_in(cast("dict[str, Any]", document))
+    except FaultError as error:
         raise DataFileError(f"{name} is one JSON object, {error}.") from error
     except (AttributeError, KeyError, TypeError) as error:
         raise DataFileError(f"{name} is one JSON object, and no layout of questions that is known.") from error
+    return _numbered(name, "JSON object" if records == [document] else "entry", records)
 
 
 def _folder(folder: Path) -> Iterator[Entry]:
