@@ -11,7 +11,6 @@ RAY := .venv-ray
 VLLM := .venv-vllm
 UPSTREAMS := .venv-upstreams
 TRACES := .venv-traces
-FUZZER := .venv-fuzz
 
 # Images of containers often set it; the checks start hundreds of programs, which would each compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -25,12 +24,12 @@ NUMERIC ?= tests/engine tests/estimators tests/guard tests/calibration tests/cli
 	tests/cli/test_gate.py tests/test_examples.py tests/test_markdown.py
 # What `make demo` runs on.
 MODEL ?= pocket
-# The length of `make check-load`, `make check-fuzz` and `make check-streams`.
+# The length of `make check-load` and `make check-streams`.
 MINUTES ?= 10
 KILLS ?= 20
 STREAMS ?= 10000
 
-.PHONY: help check check-fast lint tests tests-fast coverage check-heavy check-gpu check-guarantee check-watching check-portable golden docs check-lowest check-research check-server check-upstreams check-traces check-browser check-load check-streams check-fuzz check-ray check-vllm check-templates check-models check-smollm2 serve release-check demo bench bench-full \
+.PHONY: help check check-fast lint tests tests-fast coverage check-heavy check-gpu check-guarantee check-watching check-portable golden docs check-lowest check-research check-server check-upstreams check-traces check-browser check-load check-streams check-ray check-vllm check-templates check-models check-smollm2 serve release-check demo bench bench-full \
 	format train-pocket clean
 
 help:  ## this list
@@ -189,14 +188,6 @@ check-load: $(STAMP)  ## the server at its limit, killed and ended (MINUTES=1 KI
 check-streams: $(STAMP)  ## guarded streams by sentence, with nonces, readers that leave and doubts (hours; STREAMS=100: minutes)
 	$(BIN)/python scripts/check_streams.py --streams $(STREAMS)
 
-$(FUZZER)/.installed: scripts/fuzzing/requirements.txt
-	$(PYTHON) -m venv $(FUZZER)
-	$(FUZZER)/bin/pip install --quiet -r scripts/fuzzing/requirements.txt
-	touch $@
-
-check-fuzz: $(STAMP) $(FUZZER)/.installed  ## the server against schemathesis (MINUTES=60: more requests)
-	$(BIN)/python scripts/check_fuzz.py --fuzzer $(FUZZER)/bin/python --minutes $(MINUTES)
-
 serve: $(STAMP)  ## the embedded model with OpenAI's protocol, at http://127.0.0.1:8000/v1
 	$(BIN)/semgrad-guard serve
 
@@ -239,4 +230,4 @@ train-pocket: $(STAMP)  ## the embedded model's facts again, around the committe
 	$(BIN)/python -m research.pocket.train --output output/pocket
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(CLIENTS) $(BROWSER) $(FUZZER) $(RAY) $(VLLM) $(UPSTREAMS) $(TRACES) scripts/*/node_modules output dist .coverage
+	rm -rf $(VENV) $(LOWEST) $(CLIENTS) $(BROWSER) $(RAY) $(VLLM) $(UPSTREAMS) $(TRACES) scripts/*/node_modules output dist .coverage

@@ -56,7 +56,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
     given |= {"engine": loading.engine_arguments(engine)}
     unset = {name: (None, (), field.default) for name, field in ServerSettings.model_fields.items()}
     made = settings_of({name: value for name, value in given.items() if value not in unset[name]}, settings)
-    require_installed("fastapi", "uvicorn", "prometheus_client", "sqlalchemy", "httpx", extra="serve")
+    require_installed("starlette", "uvicorn", "prometheus_client", "sqlalchemy", "httpx", extra="serve")
     from semgrad_guard.server.assembly import assemble, keys_of
     from semgrad_guard.server.hosting import allowed_hosts, listen, run, url_of
 

@@ -2,7 +2,7 @@
 
 settings      the settings of a server, however it is started
 assembly      from settings to a server: models, policies, log, application
-hosting       where it listens, and for how long a client may keep it waiting
+hosting       where it listens, and who may call it there
 gate          keys, hosts and the number of requests
 app           routes, pages, the decision log over HTTP, and errors
 protocol      requests, checked, and translated into the records of the engine; those that another server answers

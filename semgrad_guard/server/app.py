@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 import time
 import traceback
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -16,11 +15,13 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 import semgrad_guard
 from semgrad_guard.calibration import Calibration
@@ -38,23 +39,17 @@ from semgrad_guard.server.completions import (
 from semgrad_guard.server.errors import BUGS, ClientGoneError, HttpError, error_about, http_error_of
 from semgrad_guard.server.gate import Gate, Keys
 from semgrad_guard.server.metrics import CONTENT_TYPE
-from semgrad_guard.server.protocol import (
-    ChatRequest,
-    DecisionsRequest,
-    FeedbackRequest,
-    ScoreRequest,
-    parse_json,
-)
-from semgrad_guard.server.responses import ResponsesRequest, ResponsesTranslation
+from semgrad_guard.server.protocol import DecisionsRequest, FeedbackRequest, ScoreRequest, parse_json
+from semgrad_guard.server.responses import ResponsesTranslation
 from semgrad_guard.server.service import Service
 from semgrad_guard.server.settings import ServeOptions
-from semgrad_guard.server.text_completions import TextRequest, TextTranslation
+from semgrad_guard.server.text_completions import TextTranslation
 
 if TYPE_CHECKING:  # it needs the extra `log`
     from semgrad_guard.decision_log.decision_log import DecisionLog
 
 B = TypeVar("B", bound=BaseModel)
-T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[Response | Mapping[str, Any]]]
 
 logger = logging.getLogger("semgrad_guard.server")
 _OF_REQUESTS = (ValidationError, HttpError, semgrad_guard.SemGradGuardError)
@@ -107,7 +102,7 @@ def make_app(
     keys: Keys | None = None,
     limits: Limits | None = None,
     hosts: frozenset[str] | None = None,
-) -> FastAPI:
+) -> Starlette:
     """The server as an ASGI application.
 
     Args:
@@ -119,14 +114,11 @@ def make_app(
     limits = limits or Limits()
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
         yield
         await asyncio.to_thread(service.close)
 
-    app = FastAPI(
-        title="semgrad-guard", version=semgrad_guard.__version__, docs_url=None, redoc_url=None, lifespan=lifespan
-    )
-    app.add_middleware(
+    gate = Middleware(
         Gate,
         keys=keys or Keys(),
         connections=limits.connections,
@@ -134,82 +126,70 @@ def make_app(
         open_paths=PATHS,
         report=partial(_reported, service),
     )
-    app.add_exception_handler(HTTPException, _unrouted)
-    Routes(service, limits).add_to(app)
-    return app
+    routes, pages = Routes(service, limits), Pages()
+    return Starlette(
+        routes=[*routes.all(), *(Route(path, partial(pages.response, path)) for path in PATHS)],
+        middleware=[gate],
+        exception_handlers={HTTPException: _unrouted},
+        lifespan=lifespan,
+    )
 
 
 class Routes:
-    """The function of each path."""
+    """The function of each path; a plain result is the JSON of the response."""
 
     def __init__(self, service: Service, limits: Limits) -> None:
         self._service, self._limits = service, limits
         self._began = int(time.time())
 
-    def add_to(self, app: FastAPI) -> None:
-        """Make an application of them."""
-        get: tuple[tuple[str, Callable[..., Any]], ...] = (
-            ("/healthz", self.healthz),
-            ("/readyz", self.readyz),
-            ("/metrics", self.metrics),
-            ("/v1/models", self.models),
-            ("/v1/models/{name:path}", self.model),
-            ("/v1/decisions", self.decisions),
-            ("/v1/promises", self.promises),
-            ("/v1/savings", self.savings),
-        )
-        post: tuple[tuple[str, Callable[..., Any], type[BaseModel]], ...] = (
-            ("/v1/chat/completions", self.chat, ChatRequest),
-            ("/v1/completions", self.completions, TextRequest),
-            ("/v1/responses", self.responses, ResponsesRequest),
-            ("/v1/score", self.score, ScoreRequest),
-            ("/v1/feedback", self.feedback, FeedbackRequest),
-        )
-        for path, route in get:
-            app.add_api_route(path, route, methods=["GET"], response_model=None)
-        for path, probe in get[:2]:  # load balancers send HEAD
-            app.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False)
-        pages = Pages()
-        for path in PATHS:
-            app.add_route(path, partial(pages.response, path), methods=["GET"], include_in_schema=False)
-        for path, route, kind in post:
-            app.add_api_route(path, route, methods=["POST"], response_model=None, openapi_extra=_takes(kind))
+    def all(self) -> list[Route]:
+        """The routes, but for the pages."""
+        get: Mapping[str, Handler] = {
+            "/healthz": self.healthz,
+            "/readyz": self.readyz,
+            "/metrics": self.metrics,
+            "/v1/models": self.models,
+            "/v1/models/{name:path}": self.model,
+            "/v1/decisions": self.decisions,
+            "/v1/promises": self.promises,
+            "/v1/savings": self.savings,
+        }
+        post: Mapping[str, Handler] = {
+            "/v1/chat/completions": partial(self._answered, Translation.of),
+            "/v1/completions": partial(self._answered, TextTranslation.of),
+            "/v1/responses": partial(self._answered, ResponsesTranslation.of),
+            "/v1/score": self.score,
+            "/v1/feedback": self.feedback,
+        }
+        return [
+            Route(path, _response_of(handler), methods=[method])
+            for method, handlers in (("GET", get), ("POST", post))
+            for path, handler in handlers.items()
+        ]
 
-    async def healthz(self) -> Mapping[str, str]:
+    async def healthz(self, _: Request) -> Mapping[str, str]:
         """Whether the process answers."""
         return {"status": "ok"}
 
-    async def readyz(self) -> Mapping[str, Any]:
+    async def readyz(self, _: Request) -> Mapping[str, Any]:
         """Whether it can answer: the models are loaded, and there is room."""
         models = self._service.models
         if full := sorted(name for name, served in models.items() if served.scheduler.is_full):
             raise HttpError(503, "busy", f"no room for more requests: {', '.join(full)}")
         return {"status": "ready", "models": sorted(models)}
 
-    async def metrics(self) -> Response:
+    async def metrics(self, _: Request) -> Response:
         """Prometheus metrics."""
         return Response(self._service.metrics.text(), media_type=CONTENT_TYPE)
 
-    async def models(self) -> Mapping[str, Any]:
+    async def models(self, _: Request) -> Mapping[str, Any]:
         """The models that are served."""
         models = self._service.models.values()
         return {"object": "list", "data": [served.described(self._began) for served in models]}
 
-    async def model(self, name: str) -> Mapping[str, Any]:
+    async def model(self, request: Request) -> Mapping[str, Any]:
         """One model."""
-        return self._service.model(name).described(self._began)
-
-    async def chat(self, request: Request) -> Response:
-        """A guarded chat completion, whole or streamed."""
-        return await self._answered(request, Translation.of)
-
-    async def completions(self, request: Request) -> Response:
-        """Guarded texts after prompts, whole or streamed."""
-        return await self._answered(request, TextTranslation.of)
-
-    async def responses(self, request: Request) -> Response:
-        """A guarded response, whole or streamed."""
-        return await self._answered(request, ResponsesTranslation.of)
+        return self._service.model(request.path_params["name"]).described(self._began)
 
     async def score(self, request: Request) -> Mapping[str, Any]:
         """How uncertain the model would be of a text."""
@@ -225,13 +205,13 @@ class Routes:
         query = _checked(dict(request.query_params), DecisionsRequest)
         return await asyncio.to_thread(_decisions, self._log, query)
 
-    async def promises(self) -> Mapping[str, Any]:
+    async def promises(self, _: Request) -> Mapping[str, Any]:
         """Whether the promises of the calibrations hold, by the grades of answers that were drawn at random."""
         return await asyncio.to_thread(_promises, self._log, current=self._service.calibrations)
 
-    async def savings(self, since: str | None = None) -> Mapping[str, Any]:
+    async def savings(self, request: Request) -> Mapping[str, Any]:
         """What escalating only what is doubtful has saved, and cost."""
-        return await asyncio.to_thread(_savings, self._log, since)
+        return await asyncio.to_thread(_savings, self._log, request.query_params.get("since"))
 
     @property
     def _log(self) -> DecisionLog:
@@ -239,8 +219,8 @@ class Routes:
             raise HttpError(404, "no_decision_log", "this server keeps no decision log")
         return self._service.log
 
-    async def _answered(self, request: Request, translated: Callable[[Mapping[str, Any]], Translation]) -> Response:
-        """The response to a request in any of OpenAI's protocols."""
+    async def _answered(self, translated: Callable[[Mapping[str, Any]], Translation], request: Request) -> Response:
+        """The response, whole or streamed, to a request in any of OpenAI's protocols."""
         body = parse_json(await _body(request, self._limits))
         request_id = secrets.token_hex(12)
         try:
@@ -341,16 +321,12 @@ def _checked(fields: Mapping[str, Any], kind: type[B]) -> B:
         raise error_about(error, fields, {}) from None
 
 
-def _takes(kind: type[BaseModel]) -> dict[str, Any]:
-    """The body of a route in the OpenAPI schema; routes read it by hand, so that errors have OpenAI's form."""
-    schema = kind.model_json_schema()
-    definitions = schema.pop("$defs", {})
-    text = json.dumps(schema)
-    for _ in range(2):  # inlined, also in one another: FastAPI collects no components of bodies made by hand
-        for name, definition in definitions.items():
-            reference = json.dumps({"$ref": f"#/$defs/{name}"})[1:-1]
-            text = text.replace(reference, json.dumps(definition)[1:-1])
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": json.loads(text)}}}}
+def _response_of(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    async def respond(request: Request) -> Response:
+        found = await handler(request)
+        return found if isinstance(found, Response) else JSONResponse(found)
+
+    return respond
 
 
 async def _body(request: Request, limits: Limits) -> bytes:

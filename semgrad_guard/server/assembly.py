@@ -11,7 +11,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TypeVar
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from semgrad_guard.adapters.traces import EvaluationLog
 from semgrad_guard.calibration import DriftMonitor
@@ -48,7 +48,7 @@ T = TypeVar("T")
 class Server:
     """An application, and the service behind it."""
 
-    app: FastAPI
+    app: Starlette
     service: Service
 
 

@@ -18,7 +18,7 @@ from semgrad_guard.guard import Answerer, Terms
 from tests.ports import free_port
 from tests.steps import until
 
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 
 import httpx
 import uvicorn

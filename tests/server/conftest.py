@@ -17,13 +17,13 @@ from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.guard import Answerer, Terms
 from tests.steps import LIMIT, Steps, until
 
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 
 import httpx
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from semgrad_guard.server.app import make_app
-from semgrad_guard.server.hosting import ConnectionLimits, listen, server_of
+from semgrad_guard.server.hosting import listen, server_of
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.service import ServedModel, Service
 
@@ -40,10 +40,10 @@ def events(text: str) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def listening(app: FastAPI, *, ends: threading.Event | None = None, **limits: Any) -> Iterator[tuple[str, int]]:
-    """The address of a server as `semgrad-guard serve` runs it, with limits of its own; a signal comes with `ends`."""
+def listening(app: Starlette, *, ends: threading.Event | None = None) -> Iterator[tuple[str, int]]:
+    """The address of a server as `semgrad-guard serve` runs it; a signal comes with `ends`."""
     bound, begun = listen("127.0.0.1", 0), threading.Event()
-    server = server_of(app, ConnectionLimits(**limits), started=begun.set)
+    server = server_of(app, connections=64, started=begun.set)
     if ends is not None:
         threading.Thread(target=lambda: (ends.wait(), server.handle_exit(2, None)), daemon=True).start()
     thread = threading.Thread(target=lambda: server.run(sockets=[bound]))

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.engine.interruption import current_stop
@@ -36,7 +36,7 @@ CHAT = "/v1/chat/completions"
 Make = Callable[..., ServedModel]
 
 
-def app_of(served: ServedModel, **given: Any) -> FastAPI:
+def app_of(served: ServedModel, **given: Any) -> Starlette:
     return make_app(Service([served], **given))
 
 

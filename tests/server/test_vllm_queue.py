@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 
 from semgrad_guard import GenerationOptions, HybridGrad, Message
 from semgrad_guard.engine.prompts.responses import Codec
