@@ -45,10 +45,11 @@ class RunSummary:
 
     `measured` has, by measure and method, "auroc", "aurc", "prr", "accuracy at 0.5" (and so on); "auroc" and "aurc
     difference", minus HybridGrad's on the answers that both have scored (of none where HybridGrad is not there);
-    "brier" and "ece" of the cross-fitted P(correct), `confidence` [answers]; and "run time" in milliseconds in addition
-    to plain generation, whose own is `generation` (None where it was not recorded). `guaranteed` is keyed by alpha too,
-    None where there is nothing to split; `unscored` counts the answers without a score. AUROC by `ablations` (variant),
-    `graders` (grader -> method) and `kinds` (kind -> method).
+    "brier" and "ece" of the cross-fitted P(correct), `confidence` [answers]; "auroc by judge" and "auroc within
+    history", by the run's other graders and `kinds`; "ablation", the AUROC of SemGrad's variants; and "run time" in
+    milliseconds in addition to plain generation, whose own is `generation` (None where it was not recorded).
+    `guaranteed` is keyed by alpha too, None where there is nothing to split; `unscored` counts the answers without a
+    score.
     """
 
     run: GradedRun
@@ -56,9 +57,7 @@ class RunSummary:
     confidence: Mapping[str, Floats]
     guaranteed: Mapping[float, Mapping[str, GuaranteedCoverage | None]]
     unscored: Mapping[str, int]
-    ablations: Mapping[str, Estimate]
-    graders: Mapping[str, Mapping[str, Estimate]]
-    kinds: Mapping[str, Mapping[str, Estimate]]
+    kinds: Sequence[str]
     generation: Estimate | None
 
 
@@ -98,25 +97,22 @@ def summarize(run: GradedRun, *, count: int = RESAMPLES, splits: int = SPLITS) -
     }
     timed = published.in_order(run.milliseconds)
     measured["run time"] = {title: mean_time(run.milliseconds[title]) for title in timed}
-    kinds = {
-        kind: [row for row, found in enumerate(run.kinds) if found == kind]
-        for kind in sorted({kind for kind in run.kinds if kind is not None})
-    }
+    kinds = sorted({kind for kind in run.kinds if kind is not None})
+    for kind in kinds:
+        own = [row for row, found in enumerate(run.kinds) if found == kind]
+        measured[f"auroc within {kind}"] = {
+            title: auroc(run.scores[title], run.correct, own, f"{run.data}, {kind}") for title in titles
+        }
+    for grader, labels in run.other_graders.items():
+        measured[f"auroc by {grader}"] = {title: auroc(run.scores[title], labels) for title in titles}
+    measured["ablation"] = {name: auroc(scores, run.correct) for name, scores in run.ablations.items()}
     return RunSummary(
         run=run,
         measured=measured,
         confidence=confidence,
         guaranteed={alpha: {title: guaranteed(title, alpha) for title in titles} for alpha in ALPHAS},
         unscored={title: sum(score is None for score in run.scores[title]) for title in titles},
-        ablations={name: auroc(scores, run.correct) for name, scores in run.ablations.items()},
-        graders={
-            grader: {title: auroc(run.scores[title], labels) for title in titles}
-            for grader, labels in run.other_graders.items()
-        },
-        kinds={
-            kind: {title: auroc(run.scores[title], run.correct, some, f"{run.data}, {kind}") for title in titles}
-            for kind, some in kinds.items()
-        },
+        kinds=kinds,
         generation=mean_time(run.generation_ms) if run.generation_ms else None,
     )
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Literal
@@ -160,6 +160,10 @@ def guaranteed_tables(summaries: Sequence[RunSummary]) -> list[Table]:
     return [replace(table, key=f"{table.key}_{number}") for number, table in enumerate(tables, start=1)]
 
 
+HIGH, LOW = Column("", {}, better="higher"), Column("", {}, better="lower")
+"""The looks of columns."""
+
+
 def auroc(summaries: Sequence[RunSummary]) -> Table:
     """Table 1 of the paper."""
     unscored = [
@@ -169,28 +173,26 @@ def auroc(summaries: Sequence[RunSummary]) -> Table:
         if count
     ]
     note = f"Answers without a score are left out of AUROC and never let through: {'; '.join(unscored)}."
-    table = _by_run("table1_auroc", "auroc", summaries, better="higher", reference=published.AUROC_AVERAGES)
-    return replace(table, notes=(note,) if unscored else ())
+    columns = [*_by_run(summaries, "auroc", HIGH), _paper(published.AUROC_AVERAGES)]
+    return _table("table1_auroc", columns, _methods(summaries), [note] if unscored else ())
 
 
 def aurc(summaries: Sequence[RunSummary]) -> Table:
     """Table 5 of the paper."""
-    return _by_run("table5_aurc", "aurc", summaries, better="lower", reference=published.AURC_AVERAGES)
+    columns = [*_by_run(summaries, "aurc", LOW), _paper(published.AURC_AVERAGES)]
+    return _table("table5_aurc", columns, _methods(summaries))
 
 
 def prr(summaries: Sequence[RunSummary]) -> Table:
     """Prediction rejection ratio."""
-    return _by_run("prr", "prr", summaries, better="higher")
+    return _table("prr", _by_run(summaries, "prr", HIGH), _methods(summaries))
 
 
 def accuracy(summaries: Sequence[RunSummary]) -> Table:
     """Accuracy of the most certain 30, 50, 70 and 90 per cent, run by run."""
-    columns = [
-        Column(f"{c:.0%}", _measured(s, f"accuracy at {c:g}"), _name(s, summaries), better="higher")
-        for s in summaries
-        for c in COVERAGES
-    ]
-    return _table("accuracy_at_coverage", columns, _methods(summaries))
+    measures = {f"{c:.0%}": f"accuracy at {c:g}" for c in COVERAGES}
+    columns = [_by_measure(s, measures, HIGH, group=_name(s, summaries)) for s in summaries]
+    return _table("accuracy_at_coverage", chain(*columns), _methods(summaries))
 
 
 def differences(summaries: Sequence[RunSummary]) -> Table | None:
@@ -200,63 +202,51 @@ def differences(summaries: Sequence[RunSummary]) -> Table | None:
         return None
     columns: list[Column] = []
     for metric in ("auroc", "aurc"):
-        found = [_measured(s, f"{metric} difference") for s in compared]
         look = Column("", {}, metric.upper(), signed=True)
-        columns += [replace(look, name=_name(s, compared), cells=own) for s, own in zip(compared, found, strict=True)]
-        columns += [replace(look, name=AVERAGE, cells=_average(found))] if len(compared) > 1 else []
+        found = _by_run(compared, f"{metric} difference", look)
+        columns += [replace(one, name=_name(s, compared)) for one, s in zip(found, compared, strict=False)]
+        columns += found[len(compared) :]
     return _table("differences", columns, [name for name in _methods(compared) if name != published.OURS])
-
-
-def ablation(summaries: Sequence[RunSummary]) -> Table | None:
-    """Table 2 of the paper; None if no variant of SemGrad was run."""
-    ablated = [s for s in summaries if s.ablations]
-    if not ablated:
-        return None
-    columns = [
-        Column(
-            s.run.data,
-            {**_measured(s, "auroc"), **_cells(s.ablations, _why_undefined(s))},
-            s.run.model,
-            better="higher",
-        )
-        for s in ablated
-    ]
-    names = ["SemGrad", *dict.fromkeys(name for s in ablated for name in s.ablations)]
-    return replace(_table("table2_ablation", columns, names), first="Variant")
-
-
-def guaranteed(summary: RunSummary) -> Table:
-    """Coverage at a guaranteed error rate of one run."""
-
-    def answered(found: GuaranteedCoverage) -> Cell:
-        low, high = np.quantile(found.coverage, [0.1, 0.9])
-        return Cell(Estimate(found.mean_coverage, float(low), float(high), found.coverage))
-
-    def over(found: GuaranteedCoverage) -> Cell:
-        return Cell(note="nothing is let through") if found.nothing == 1.0 else Cell(known(found.violations))
-
-    def cells(alpha: float, read: Callable[[GuaranteedCoverage], Cell]) -> dict[str, Cell]:
-        none = Cell(note="one question cannot be split")
-        return {name: none if one is None else read(one) for name, one in summary.guaranteed[alpha].items()}
-
-    columns: list[Column] = []
-    for alpha in summary.guaranteed:
-        columns.append(Column("answered", cells(alpha, answered), _promise(alpha), better="higher"))
-        columns.append(Column("over", cells(alpha, over), _promise(alpha), digits=0))
-    notes = [note for alpha in summary.guaranteed if (note := _effect(summary, alpha))]
-    return _table("guaranteed_coverage", columns, summary.unscored, notes)
 
 
 def confidence(summaries: Sequence[RunSummary]) -> Table:
     """Brier score and expected calibration error of P(correct)."""
-    columns: list[Column] = []
-    for s in summaries:
-        title = s.run.title if len(summaries) > 1 else ""
-        look = Column("Brier", _measured(s, "brier"), title, better="lower", scale=1.0, digits=3)
-        columns += [look, replace(look, name="ECE", cells=_measured(s, "ece"))]
+    look, measures = replace(LOW, scale=1.0, digits=3), {"Brier": "brier", "ECE": "ece"}
+    columns = [_by_measure(s, measures, look, group=s.run.title if len(summaries) > 1 else "") for s in summaries]
     base = "; ".join(f"{s.run.accuracy * (1 - s.run.accuracy):.3f} for {s.run.title}" for s in summaries)
     note = f"Brier score of saying the share of right answers every time: {base}."
-    return _table("confidence", columns, _methods(summaries), [note])
+    return _table("confidence", chain(*columns), _methods(summaries), [note])
+
+
+def ablation(summaries: Sequence[RunSummary]) -> Table | None:
+    """Table 2 of the paper; None if no variant of SemGrad was run."""
+    ablated = [s for s in summaries if s.measured["ablation"]]
+    columns = [
+        replace(HIGH, name=s.run.data, group=s.run.model, cells={**_cells(s, "auroc"), **_cells(s, "ablation")})
+        for s in ablated
+    ]
+    names = ["SemGrad", *dict.fromkeys(name for s in ablated for name in s.measured["ablation"])]
+    return replace(_table("table2_ablation", columns, names), first="Variant") if ablated else None
+
+
+def graders(summaries: Sequence[RunSummary]) -> Table | None:
+    """Table 4 of the paper; None if a single grader judged."""
+    judged = [s for s in summaries if s.run.other_graders]
+    columns: list[Column] = []
+    for s in judged:
+        measures = {_first_grader(s): "auroc", **{name: f"auroc by {name}" for name in s.run.other_graders}}
+        columns += _by_measure(s, measures, HIGH, group=s.run.title)
+    notes = [_agreement(s, name) for s in judged for name in s.run.other_graders]
+    return _table("table4_graders", columns, _methods(judged), notes) if judged else None
+
+
+def kinds(summaries: Sequence[RunSummary]) -> Table | None:
+    """AUROC within each kind of question; None if questions have no kinds."""
+    several = [s for s in summaries if len(s.kinds) > 1]
+    columns = [
+        _by_measure(s, {kind: f"auroc within {kind}" for kind in s.kinds}, HIGH, group=s.run.title) for s in several
+    ]
+    return _table("kinds", chain(*columns), _methods(several)) if several else None
 
 
 def run_time(summaries: Sequence[RunSummary]) -> Table | None:
@@ -264,25 +254,12 @@ def run_time(summaries: Sequence[RunSummary]) -> Table | None:
     timed = [s for s in summaries if s.measured["run time"]]
     if not timed:
         return None
-
-    def share(s: RunSummary) -> dict[str, Cell]:
-        plain = s.generation
-        if plain is None or not plain.value:
-            return dict.fromkeys(s.measured["run time"], Cell(note="run time of plain generation was not recorded"))
-        shares = {
-            method: estimate(time.value / plain.value, time.replicates / plain.replicates)
-            for method, time in s.measured["run time"].items()
-            if time.value is not None
-        }
-        return _cells(shares)
-
     look = Column("ms", {}, scale=1.0, signed=True)
     columns: list[Column] = []
     for s in timed:
-        columns.append(replace(look, group=s.run.title, cells=_cells(s.measured["run time"])))
-        columns.append(replace(look, name="share", group=s.run.title, digits=2, cells=share(s)))
-    shares = _cells({method: known(figure) for method, figure in published.RUN_TIME_SHARES.items()})
-    columns.append(replace(look, name="share", group="Paper", digits=2, reference=True, cells=shares))
+        columns.append(replace(look, group=s.run.title, cells=_cells(s, "run time")))
+        columns.append(replace(look, name="share", group=s.run.title, digits=2, cells=_shares_of_time(s)))
+    columns.append(replace(_paper(published.RUN_TIME_SHARES), name="share", scale=1.0, signed=True))
     recorded = [(s.generation.value, s.run.title) for s in timed if s.generation is not None]
     plain = "; ".join(f"{milliseconds:,.1f} ms in {title}" for milliseconds, title in recorded if milliseconds)
     note = f"Plain generation: {plain}." if plain else "Run time of plain generation was not recorded."
@@ -290,31 +267,43 @@ def run_time(summaries: Sequence[RunSummary]) -> Table | None:
     return _table("table3_run_time", columns, methods, [note], missing="not measured")
 
 
-def graders(summaries: Sequence[RunSummary]) -> Table | None:
-    """Table 4 of the paper; None if a single grader judged."""
-    judged = [s for s in summaries if s.graders]
-    if not judged:
-        return None
+def _shares_of_time(summary: RunSummary) -> dict[str, Cell]:
+    """Additional run times as shares of plain generation's."""
+    plain = summary.generation
+    if plain is None or not plain.value:
+        note = "run time of plain generation was not recorded"
+        return dict.fromkeys(summary.measured["run time"], Cell(note=note))
+    return {
+        method: Cell(estimate(time.value / plain.value, time.replicates / plain.replicates))
+        for method, time in summary.measured["run time"].items()
+        if time.value is not None
+    }
+
+
+def guaranteed(summary: RunSummary) -> Table:
+    """Coverage at a guaranteed error rate of one run."""
     columns: list[Column] = []
-    for s in judged:
-        columns.append(Column(_first_grader(s), _measured(s, "auroc"), s.run.title, better="higher"))
-        columns += [
-            Column(name, _cells(by, "all answers are right, or all wrong"), s.run.title, better="higher")
-            for name, by in s.graders.items()
-        ]
-    notes = [_agreement(s, name) for s in judged for name in s.graders]
-    return _table("table4_graders", columns, _methods(judged), notes)
+    for alpha, found in summary.guaranteed.items():
+        group = _promise(alpha)
+        columns.append(replace(HIGH, name="answered", group=group, cells=dict(map(_answered, found.items()))))
+        columns.append(Column("over", dict(map(_over, found.items())), group, digits=0))
+    notes = [note for alpha in summary.guaranteed if (note := _effect(summary, alpha))]
+    return _table("guaranteed_coverage", columns, summary.unscored, notes)
 
 
-def kinds(summaries: Sequence[RunSummary]) -> Table | None:
-    """AUROC within each kind of question; None if questions have no kinds."""
-    several = [s for s in summaries if len(s.kinds) > 1]
-    columns = [
-        Column(kind, _cells(by, "all answers of this kind are right, or all wrong"), s.run.title, better="higher")
-        for s in several
-        for kind, by in s.kinds.items()
-    ]
-    return _table("kinds", columns, _methods(several)) if several else None
+def _answered(method: tuple[str, GuaranteedCoverage | None]) -> tuple[str, Cell]:
+    name, found = method
+    if found is None:
+        return name, Cell(note="one question cannot be split")
+    low, high = np.quantile(found.coverage, [0.1, 0.9])
+    return name, Cell(Estimate(found.mean_coverage, float(low), float(high), found.coverage))
+
+
+def _over(method: tuple[str, GuaranteedCoverage | None]) -> tuple[str, Cell]:
+    name, found = method
+    if found is None:
+        return name, Cell(note="one question cannot be split")
+    return name, Cell(note="nothing is let through") if found.nothing == 1.0 else Cell(known(found.violations))
 
 
 def _table(
@@ -331,36 +320,34 @@ def _table(
     return Table(key, text["title"], made, rows, text["explanation"], tuple(notes))
 
 
-def _by_run(
-    key: str,
-    metric: str,
-    summaries: Sequence[RunSummary],
-    *,
-    better: Better,
-    reference: Mapping[str, float] | None = None,
-) -> Table:
-    """One column a run, the average of several, and the paper's average."""
-    found = [_measured(s, metric) for s in summaries]
-    runs = zip(summaries, found, strict=True)
-    columns = [Column(s.run.data, cells, s.run.model, better=better) for s, cells in runs]
-    if len(summaries) > 1:
-        columns.append(Column(AVERAGE, _average(found), better=better))
-    if reference is not None:
-        averages = _cells({method: known(figure) for method, figure in reference.items()})
-        columns.append(Column(AVERAGE, averages, "Paper", digits=2, reference=True))
-    return _table(key, columns, _methods(summaries))
+def _by_run(summaries: Sequence[RunSummary], measure: str, look: Column) -> list[Column]:
+    """One column a run, and the average of several."""
+    columns = [
+        replace(look, name=s.run.data, group=look.group or s.run.model, cells=_cells(s, measure)) for s in summaries
+    ]
+    average = replace(look, name=AVERAGE, cells=_average([column.cells for column in columns]))
+    return [*columns, average] if len(summaries) > 1 else columns
 
 
-def _cells(estimates: Mapping[str, Estimate], note: str = "") -> dict[str, Cell]:
-    """The entries of a column; `note` tells why one is undefined."""
-    return {name: Cell(found, note) for name, found in estimates.items()}
+def _by_measure(summary: RunSummary, measures: Mapping[str, str], look: Column, *, group: str) -> list[Column]:
+    """One column for each of a run's measures, by their names in the table."""
+    return [replace(look, name=name, group=group, cells=_cells(summary, measure)) for name, measure in measures.items()]
 
 
-def _measured(summary: RunSummary, measure: str) -> dict[str, Cell]:
-    """A measure of every method of a run that has it."""
-    why, n = _why_undefined(summary), summary.run.n
+def _paper(averages: Mapping[str, float]) -> Column:
+    """The paper's own figures."""
+    cells = {method: Cell(known(figure)) for method, figure in averages.items()}
+    return Column(AVERAGE, cells, "Paper", digits=2, reference=True)
+
+
+def _cells(summary: RunSummary, measure: str) -> dict[str, Cell]:
+    """A measure of every method, or variant, of a run that has it."""
+    right, n = sum(summary.run.correct), summary.run.n
+    why = "the answers with a score are all right, or all wrong"
+    if right in (0, n):
+        why = f"all {n} answers are {'right' if right else 'wrong'}"
     return {
-        name: Cell(found, why if summary.unscored[name] < n else "no answer has a score")
+        name: Cell(found, why if summary.unscored.get(name, 0) < n else "no answer has a score")
         for name, found in summary.measured[measure].items()
     }
 
@@ -368,7 +355,7 @@ def _measured(summary: RunSummary, measure: str) -> dict[str, Cell]:
 def _average(columns: Sequence[Mapping[str, Cell]]) -> dict[str, Cell]:
     """The means over all runs; none of a method that is missing or undefined in one of them."""
     found: dict[str, Cell] = {}
-    for name in dict.fromkeys(name for column in columns for name in column):
+    for name in dict.fromkeys(chain(*columns)):
         estimates = [column[name].estimate for column in columns if name in column]
         whole = len(estimates) == len(columns) and all(one.value is not None for one in estimates)
         found[name] = Cell(mean(estimates)) if whole else Cell(note="not defined in every column")
@@ -383,13 +370,6 @@ def _methods(summaries: Sequence[RunSummary]) -> list[str]:
 def _name(summary: RunSummary, summaries: Sequence[RunSummary]) -> str:
     """A run's name above its columns: as short as tells it from the others."""
     return summary.run.data if len({s.run.model for s in summaries}) == 1 else summary.run.title
-
-
-def _why_undefined(summary: RunSummary) -> str:
-    right = sum(summary.run.correct)
-    if right in (0, summary.run.n):
-        return f"all {summary.run.n} answers are {'right' if right else 'wrong'}"
-    return "the answers with a score are all right, or all wrong"
 
 
 def _promise(alpha: float) -> str:
