@@ -12,9 +12,8 @@ import secrets
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -38,7 +37,7 @@ THOUGHT = "Japan's capital is a city on a bay."
 class Writer(BaseHTTPRequestHandler):
     """Another server, whose every answer is those sentences: the embedded model writes no answer as long.
 
-    To a question with the word "think" it writes its reasoning first; a stream with "slowly" does not end by itself.
+    To a question with the word "think" it writes its reasoning first.
     """
 
     def do_POST(self) -> None:
@@ -48,9 +47,6 @@ class Writer(BaseHTTPRequestHandler):
         message = {"role": "assistant", "content": SENTENCES}
         if "think" in question:
             message["reasoning_content"] = THOUGHT
-        if "slowly" in question:
-            self._write_without_end(SENTENCES.partition("!")[0])
-            return
         part = {"delta" if body.get("stream") else "message": message, "index": 0, "finish_reason": "stop"}
         text = json.dumps({"choices": [part], "usage": None})
         kind, text = (
@@ -63,17 +59,6 @@ class Writer(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(text)))
         self.end_headers()
         self.wfile.write(text.encode())
-
-    def _write_without_end(self, text: str) -> None:
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.end_headers()
-        event = json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]})
-        self.wfile.write(f"data: {event}\n\n".encode())
-        with suppress(OSError):  # the client has left
-            while True:
-                self.wfile.write(b": waiting\n\n")
-                time.sleep(0.2)
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing."""
@@ -103,7 +88,6 @@ def main() -> None:
         before = ("--upstream", stack.enter_context(another_server()), "--scorer", "pocket", "--model", "writer")
         servers = SERVERS | {
             "SENTENCES": (False, (*before, "--threshold", "1e9")),
-            "UNSCORED": (False, (*before, "--threshold", "1e9")),
             "LIVE": (False, (*before, "--mode", "annotate")),
             "DROPPING": (False, (*before, *BY_SENTENCE, "drop")),
         }

@@ -10,13 +10,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from numbers import Real
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeGuard, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeGuard, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from pydantic import GetCoreSchemaHandler, ValidationError
+from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
-from semgrad_guard.errors import InputError
+from semgrad_guard.errors import DataFileError, InputError
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,20 @@ def require_known(owner: str, given: Iterable[str], known: Iterable[str]) -> Non
 def values_of(holder: object, group: type[Any]) -> dict[str, Any]:
     """The values that an object has for the options of a class, by name."""
     return {name: getattr(holder, name) for name in declared_options(group)}
+
+
+def read_record(kind: type[R], path: Path, *, title: str, advice: str) -> R:
+    """A record that a command has written as JSON.
+
+    Raises:
+        DataFileError: the file cannot be read, or is not such a record; the message ends with the advice.
+    """
+    try:
+        return TypeAdapter(kind).validate_json(path.read_bytes())
+    except OSError as error:
+        raise DataFileError(f"Cannot read the {title} {path}: {error.strerror or error}. {advice}") from error
+    except ValidationError as error:
+        raise DataFileError(f"{path} is not a {title}: {first_fault(error)}. {advice}") from error
 
 
 def first_fault(error: ValidationError, *, place: bool = True) -> str:

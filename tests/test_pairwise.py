@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from .pairwise import covering_array, every, in_turn, pairwise
+from .pairwise import covering_array, pairwise
 
 
 @pytest.mark.parametrize(("sizes", "most"), [((3, 9), 27), ((2, 9, 4), 36), ((2, 2, 2, 2), 6), ((4, 9, 2, 2, 3), 45)])
@@ -28,19 +28,3 @@ def test_the_rest_of_the_matrix_is_heavy() -> None:
     assert 20 <= len(light) <= 24
     assert {(mode, path) for mode, path, _ in light} == set(product("abcd", range(5)))
     assert ("a", False) not in {(mode, sync) for mode, _, sync in light}
-
-
-def test_a_single_factor_is_whole() -> None:
-    assert not any(cell.marks for cell in pairwise(mode="abcd").args[1])
-
-
-def test_two_factors_take_turns() -> None:
-    names, cells = in_turn(name="abc", variant=[1, 2]).args
-    assert (names, len(cells)) == (("name", "variant"), 6)
-    assert [cell.values for cell in cells if not cell.marks] == [("a", 1), ("b", 2), ("c", 1)]
-
-
-def test_every_third_value_is_light() -> None:
-    cells = every(3, "abcdefg")
-    assert [cell.values for cell in cells] == [(letter,) for letter in "abcdefg"]
-    assert [cell.values for cell in cells if not cell.marks] == [("a",), ("d",), ("g",)]

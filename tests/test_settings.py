@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import Annotated, Any, get_type_hints
+from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
@@ -15,14 +15,14 @@ from typer.main import get_command
 
 from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback
 from llama_index_semgrad_guard import SemGradLLM
-from semgrad_guard import Calibration, settings
+from semgrad_guard import settings
 from semgrad_guard.cli import app
-from semgrad_guard.declared import Bounds, declared, declared_options
+from semgrad_guard.declared import declared_options
 from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import HybridGrad
-from semgrad_guard.guard import Guard, Policy, RouterOptions, Terms
+from semgrad_guard.guard import Guard, Policy, Terms
 from semgrad_guard.loading import EstimatorChoice, ModelSource
 from semgrad_guard.ray import score
 from semgrad_guard.server.app import Limits
@@ -80,40 +80,6 @@ def defaults() -> Iterator[tuple[str, str, Any]]:
 def test_every_front_has_the_declared_defaults() -> None:
     apart = {(front, name) for front, name, default in defaults() if default != DECLARED[name].default}
     assert apart == {place for place in APART if place[0] not in COMMANDS}
-
-
-def annotated() -> Iterator[tuple[str, str, tuple[Any, Bounds]]]:
-    """Front, option and its declaration, of every front in Python; records and dictionaries of options included."""
-    for front in (*CLASSES, Calibration, RouterOptions):
-        hints = _fields(front) if issubclass(front, BaseModel) else get_type_hints(front, include_extras=True)
-        yield from ((front.__name__, name, _type(name, kind)) for name, kind in hints.items())
-    for function in FUNCTIONS:
-        made: Any = function.__init__ if isinstance(function, type) else function
-        for name, parameter in inspect.signature(made, eval_str=True).parameters.items():
-            yield function.__qualname__, name, _type(name, parameter.annotation)
-
-
-def _type(name: str, annotation: Any) -> tuple[Any, Bounds]:
-    found = declared(name, annotation)
-    return found.kind, found.bounds
-
-
-def _fields(kind: type[BaseModel]) -> dict[str, Any]:
-    """The annotations of a model's fields; some frameworks' own cannot be evaluated."""
-    return {name: Annotated[field.annotation, *field.metadata, None] for name, field in kind.model_fields.items()}
-
-
-SAME_TYPE = {*declared_options(settings.AnswerOptions), *declared_options(settings.DeliveryOptions)} | {
-    *("keep_draft", "timeout", "on_unscored", "on_unfamiliar", "alpha", "delta")
-}
-"""Options that have one type in every front. Others of the same names are objects, or as transformers takes them."""
-
-
-def test_every_front_is_annotated_by_the_declaration() -> None:
-    known = {**DECLARED, **declared_options(Policy), **declared_options(Terms), **declared_options(Calibration)}
-    seen = [(front, name, option) for front, name, option in annotated() if name in SAME_TYPE and front != "Sampling"]
-    assert [(front, name) for front, name, option in seen if option != (known[name].kind, known[name].bounds)] == []
-    assert {name for _, name, _ in seen} == SAME_TYPE
 
 
 def test_an_option_is_declared_once() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -143,64 +142,6 @@ def test_a_conversation_with_a_system_message(open_page: Open, axe: str, picture
     assert [turn["role"] for turn in bodies[-1]["messages"]] == ["system", "user"]
 
 
-def test_a_first_visit_has_examples(open_page: Open, axe: str, pictures: Path) -> None:
-    page = open_page("/")
-    examples = page.get_by_role("group", name="Examples").get_by_role("button")
-    expect(examples).to_have_count(3)
-    page.screenshot(path=pictures / "first-visit.png", full_page=True)
-    assert violations(page, axe) == []
-    examples.last.click()
-    expect(page.locator("guard-answer dl")).to_be_visible()
-    expect(page.get_by_label("Passage", exact=True)).to_have_value(PASSAGE)
-    expect(examples).to_have_count(0)
-
-
-@pytest.mark.parametrize("of", ["LIVE", "SENTENCES"])
-def test_text_is_kept_after_stop_and_a_held_answer_shows_its_time(
-    open_page: Open, axe: str, pictures: Path, of: str
-) -> None:
-    page = open_page("/", of=of)
-    ask(page, KNOWN)
-    page.get_by_label("Question").fill("Answer slowly.")
-    page.get_by_role("button", name="Ask").click()
-    text = page.locator("guard-answer .text")
-    if of == "LIVE":
-        expect(text).to_have_text(SENTENCES.partition("!")[0])
-    else:
-        expect(page.locator("#status")).to_have_text("The answer is held until it is judged …")
-    expect(page.locator("#progress")).to_contain_text("1 s")
-    page.screenshot(path=pictures / f"waiting-{of.lower()}.png", full_page=True)
-    assert violations(page, axe) == []
-    page.get_by_role("button", name="Stop").click()
-    expect(page.locator("#status")).to_have_text("Stopped.")
-    expect(page.locator("#progress")).to_be_hidden()
-    expect(text).to_have_text(SENTENCES.partition("!")[0] if of == "LIVE" else SENTENCES)
-    expect(page.locator("#history li")).to_have_count(2 if of == "LIVE" else 1)
-    expect(page.get_by_label("Question")).to_have_value("Answer slowly.")
-
-
-def test_sentences_that_have_left_are_kept_when_the_connection_breaks(open_page: Open) -> None:
-    page = open_page("/")
-    first, second = "Paris is a city. ", "It has 😀 rivers."
-    body = ""
-    for text, start, action in ((first, 0, "deliver"), (second, len(first), "deliver")):
-        sentence = {"start": start, "end": start + len(text), "uncertainty": start / 100, "action": action}
-        choice = {"index": 0, "delta": {"content": text}, "finish_reason": None, "logprobs": None}
-        body += f"data: {json.dumps({'choices': [choice], 'semgrad_guard_sentence': sentence})}\n\n"
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
-    page.get_by_label("Question").fill(KNOWN)
-    page.get_by_role("button", name="Ask").click()
-    expect(page.locator("#status")).to_contain_text("the connection was closed before the answer was complete")
-    expect(page.locator("guard-answer .verdict")).to_have_text("Stopped: there is no verdict")
-    spans = page.locator("guard-answer .text span")
-    assert spans.all_text_contents() == [first, second]
-    assert statuses(page) == [
-        "Uncertainty of this sentence: 0. Let through.",
-        "Uncertainty of this sentence: 0.17. Let through.",
-    ]
-    expect(page.locator("#history li")).to_have_count(1)
-
-
 def test_reasoning_is_folded(open_page: Open, axe: str) -> None:
     page = open_page("/", of="LIVE")
     ask(page, "What do you think?")
@@ -209,13 +150,6 @@ def test_reasoning_is_folded(open_page: Open, axe: str) -> None:
     reasoning.get_by_text("Reasoning").click()
     expect(reasoning).to_contain_text("Japan's capital is a city on a bay.")
     assert violations(page, axe) == []
-
-
-def test_a_server_that_scores_no_texts_is_not_asked_to(open_page: Open) -> None:
-    page = open_page("/", of="UNSCORED")
-    ask(page, KNOWN)
-    expect(page.locator("guard-answer .text")).to_have_text(SENTENCES)
-    expect(page.get_by_role("button", name="By sentence")).to_have_count(0)
 
 
 def test_a_withheld_draft_is_nowhere(open_page: Open) -> None:

@@ -32,7 +32,6 @@ from semgrad_guard.loading import ModelSource
 from semgrad_guard.metrics import aurc, auroc
 from semgrad_guard.paper.experiment import Experiment, SampledQuestions, semgrad_ablations
 from semgrad_guard.paper.graded import GradedRun, read_graded, write_graded
-from semgrad_guard.paper.measuring import price_of_samples
 from semgrad_guard.paper.report import is_report, write_report
 from semgrad_guard.paper.results import Results, is_graded_table
 from semgrad_guard.paper.tables import is_table
@@ -122,9 +121,6 @@ def answer(
         sampled=sampled,
         by_sentence=by == "sentence",
     )
-    drawn_for = len(rows) if sampled is None else len(sampled.keys)
-    if (price := price_of_samples([*estimators.values()], sampled=drawn_for, questions=len(rows))) is not None:
-        say(price, label="Warning")
     with kept_on_interrupt("Answering", f"answers are kept in {files.answers}") as tell:
         answers = experiment.run(rows, files.answers, batch_size=loading.BATCH, on_progress=tell)
     return Run([row for one in answers for row in one.rows_by_sentence], experiment.settings(rows))

@@ -9,9 +9,7 @@ import math
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -90,7 +88,7 @@ class DecisionLog(AbstractContextManager["DecisionLog"]):
         """Decisions that could not be written; and entries that are safe in the journal, not yet in the database."""
         self.watched: tuple[PromiseState, ...] = ()
         """The promises as they were at the last look, at most some seconds ago where the database is there."""
-        self._queue, self._writing = deque[tuple[Entry, Future[None]]](), threading.Lock()
+        self._writing = threading.Lock()
         self._working, self._looked, self._swept, self._problem = threading.RLock(), -math.inf, -math.inf, ""
         self._due, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="semgrad-guard-log")
@@ -194,36 +192,21 @@ class DecisionLog(AbstractContextManager["DecisionLog"]):
         self.close()
 
     def _put(self, entry: Entry) -> None:
-        """Return once an entry is on the disk. Entries that come together are written in one transaction."""
+        """Return once an entry is on the disk: in an SQLite file, or in the journal, also as long as that holds earlier
+        ones.
+        """
         if self._closed.is_set():
             raise DecisionLogError("the decision log is closed")
-        done = Future[None]()
-        self._queue.append((entry, done))
         with self._writing:
-            # None where the thread before has written this entry with its own.
-            batch = [self._queue.popleft() for _ in range(len(self._queue))]
-            problem: DecisionLogError | None = DecisionLogError("writing was interrupted")
-            try:
-                self._add([one for one, _ in batch])
-                problem = None
-            except DecisionLogError as error:
-                problem = error
-            finally:
-                for _, written in batch:
-                    written.set_exception(problem) if problem else written.set_result(None)
-        done.result()
-
-    def _add(self, entries: list[Entry]) -> None:
-        """Add entries to an SQLite file, or to the journal; to the journal also as long as it holds earlier ones."""
-        if entries and self._store is self.database:
-            try:
-                self.database.add(entries)
-            except DecisionLogError:
-                self._store = self._journal
-        if entries and self._store is self._journal:
-            self._journal.add(entries)
-            self.pending += len(entries)
-            self._due.set()
+            if self._store is self.database:
+                try:
+                    self.database.add([entry])
+                    return
+                except DecisionLogError:
+                    self._store = self._journal
+            self._journal.add([entry])
+            self.pending += 1
+        self._due.set()
 
     # In a thread of its own: from the journal into the database, the promises, and old decisions.
 

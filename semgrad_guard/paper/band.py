@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from semgrad_guard.calibration.calibration_set import Effect
-from semgrad_guard.declared import first_fault
-from semgrad_guard.errors import DataFileError, InputError
+from semgrad_guard.declared import read_record
+from semgrad_guard.errors import InputError
 from semgrad_guard.files import atomic_write
 from semgrad_guard.guard.decision import settle
 from semgrad_guard.guard.policy import Policy, Terms
@@ -198,18 +198,9 @@ class Band(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         """Read what `save` wrote.
 
         Raises:
-            DataFileError: it cannot be read, or is not a band.
+            DataFileError: it cannot be read, or is something else.
         """
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise DataFileError(
-                f"Cannot read the band {path}: {error.strerror or error}. Record one: semgrad-guard gate --record."
-            ) from error
-        except ValidationError as error:
-            raise DataFileError(
-                f"{path} is not a band: {first_fault(error)}. Record it again: semgrad-guard gate --record."
-            ) from error
+        return read_record(cls, path, title="band", advice="Record one: semgrad-guard gate --record.")
 
 
 def _departure(name: Literal["coverage", "error"], values: Sequence[float | None], allowed: Range) -> Departure | None:

@@ -1,4 +1,4 @@
-"""The figures of the report: risk and coverage, reliability, scores, HybridGrad's balance, and the maps of a probe."""
+"""The figures of the report: risk and coverage, reliability, HybridGrad's balance, and the maps of a probe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from semgrad_guard.paper.drawing import (
     OURS_COLOUR,
     RANDOM,
     RIGHT,
-    WRONG,
     dress,
     dress_risk,
     new_figure,
@@ -38,8 +37,6 @@ _POINTS = 160
 """Points of a curve: enough for a page, and a page with many curves stays small."""
 _PANELS, _TITLE = 4, 18
 """Panels in a row, and the width of their titles in characters."""
-_WIDE = 30.0
-"""Positive scores that span more than this ratio are drawn on a log axis."""
 
 
 @styled
@@ -99,24 +96,6 @@ def reliability_figure(run: GradedRun, confidence: Mapping[str, Floats]) -> Any:
         percent_axis(axes.yaxis)
     figure.supxlabel("P(correct) as said", fontsize=10)
     figure.supylabel("share that is right", fontsize=10)
-    return figure
-
-
-@styled
-def histogram_figure(run: GradedRun) -> Any:
-    """Every method's scores: right answers filled, wrong ones outlined; log axes where scores span powers of ten."""
-    methods = published.in_order(run.scores)
-    figure, panels = _panels(len(methods), height=1.55)
-    correct = np.array(run.correct)
-    for axes, method in zip(panels, methods, strict=True):
-        scores = _column(run.scores[method])
-        dress(axes, title=method, grid=False, width=_TITLE)
-        axes.set_yticks([])
-        axes.tick_params(labelsize=8)
-        _score_histogram(axes, scores[correct & np.isfinite(scores)], scores[~correct & np.isfinite(scores)])
-    if panels:
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
 
 
@@ -199,24 +178,6 @@ def _curve(run: GradedRun, method: str) -> tuple[Floats, Floats]:
         return np.empty(0), np.empty(0)
     kept = np.unique(np.linspace(0, len(curve.risk) - 1, _POINTS).round().astype(int))
     return curve.coverage[kept], curve.risk[kept]
-
-
-def _score_histogram(axes: Any, right: Floats, wrong: Floats) -> None:
-    both = np.concatenate([right, wrong])
-    if not len(both):
-        axes.text(0.5, 0.5, "no scores", ha="center", transform=axes.transAxes)
-        return
-    low, high = float(both.min()), float(both.max())
-    log = low > 0 and high / low > _WIDE
-    if log:
-        axes.set_xscale("log")
-    if low == high:
-        low, high = low - 0.5, high + 0.5
-    edges = np.geomspace(low, high, 25) if log else np.linspace(low, high, 25)
-    axes.hist(right, bins=edges, color=RIGHT, alpha=0.45, label="right answers")
-    axes.hist(wrong, bins=edges, histtype="step", color=WRONG, linewidth=1.6, label="wrong answers")
-    if log and math.log10(high / low) < 1.5:
-        axes.xaxis.set_minor_formatter("")
 
 
 def _entropy_histogram(axes: Any, run: GradedRun) -> None:

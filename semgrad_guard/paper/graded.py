@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
+from semgrad_guard.declared import read_record
 from semgrad_guard.errors import InputError
 from semgrad_guard.files import atomic_write
 
@@ -106,13 +105,7 @@ def read_graded(path: Path) -> GradedRun:
     """Read a run back.
 
     Raises:
-        InputError: the file is missing, or is not a graded run.
+        DataFileError: the file is missing, or is not a graded run.
     """
-    try:
-        return TypeAdapter(GradedRun).validate_json(path.read_bytes())
-    except OSError as error:
-        raise InputError(
-            f"Cannot read {path}: {error.strerror or error}. Name the folder of an evaluation that has finished."
-        ) from error
-    except ValidationError as error:
-        raise InputError(f"{path} is not a graded run; evaluate (or --regrade) there again.") from error
+    advice = "Name the folder of an evaluation that has finished, or evaluate (or --regrade) there again."
+    return read_record(GradedRun, path, title="graded run", advice=advice)

@@ -13,7 +13,6 @@ from semgrad_guard.errors import DetachedRecordError, ScoringError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.base import timed
 from semgrad_guard.estimators.gradients import ObservedEstimator, ReplayEstimator
-from semgrad_guard.estimators.reading import MutualInformation
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.questions.answered import AnswerScore, SampleSet
 from semgrad_guard.questions.run import kept_score, observing_first
@@ -59,25 +58,6 @@ def measure(
                 samples[row, plan] = _samples(evidence, plan, plans[plan])
     kept = [tuple(found for plan in plans if (found := samples.get((row, plan)))) for row in range(len(answers))]
     return [{name: row[name] for name in estimators if name in row} for row in measured], kept
-
-
-def price_of_samples(estimators: Sequence[Estimator], *, sampled: int, questions: int) -> str | None:
-    """The cost of the methods that draw samples, in further answers; None without such a method.
-
-    `sampled` of all `questions` take part.
-    """
-    asking = [estimator for estimator in estimators if isinstance(estimator, AskingEstimator)]
-    plans = {getattr(estimator, "plan", None) for estimator in asking} - {None}
-    answers = sum(int(plan.count) for plan in plans if plan is not None)
-    if not answers:
-        return None
-    reading = next((estimator for estimator in asking if isinstance(estimator, MutualInformation)), None)
-    more = "" if reading is None else f", and {reading.title} reads each of {reading.plan.count} after each other"
-    who = "every question" if sampled == questions else f"{sampled:,} of the {questions:,} questions"
-    draw = f"{', '.join(estimator.title for estimator in asking)} draw{'s' if len(asking) == 1 else ''}"
-    return (
-        f"{draw} {answers} more answers to {who}{more}. Choose others with --methods, or fewer questions with --limit."
-    )
 
 
 def _cells(

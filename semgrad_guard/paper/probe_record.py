@@ -25,10 +25,10 @@ from typing import Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
+from semgrad_guard.declared import read_record
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-from semgrad_guard.errors import InputError
 from semgrad_guard.files import atomic_write
 from semgrad_guard.metrics import Tally, auroc
 from semgrad_guard.named import title_of
@@ -124,14 +124,9 @@ class Probe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, protect
         """Read what `save` wrote.
 
         Raises:
-            InputError: the file cannot be read or is something else.
+            DataFileError: it cannot be read, or is something else.
         """
-        try:
-            return cls.model_validate_json(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
-        except (ValidationError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is not a probe's record, or not an intact one. Probe again.") from error
+        return read_record(cls, path, title="record of a probe", advice="Probe again.")
 
 
 FEWEST = 25

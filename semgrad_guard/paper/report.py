@@ -27,8 +27,6 @@ FILE = "report.html"
 TABLES = "tables"
 _TITLE = "How well the guard knows"
 _GENERATOR = "semgrad-guard evaluate"
-_WIDTH = 11
-"""Columns that fit on an upright A4 page."""
 _UNSEEN = ("Cc", "Cs", "Cn")
 _NARROW = 3
 """Up to so many columns leave room for intervals on the same line."""
@@ -105,7 +103,6 @@ def write_report(
         sections=sections,
         main=tables[0],
         tables=tables[1:],
-        width=_WIDTH,
         narrow=_NARROW,
         ours=published.OURS,
         source=published.SOURCE,
@@ -141,10 +138,6 @@ def _figures(summary: RunSummary, name: str) -> list[Figure]:
             figures.reliability_figure(run, summary.confidence),
             f"Reliability, {run.title}: P(correct) as said against the share that is right, with exact 95% intervals; "
             "larger dots stand for more answers. On the diagonal it is honest.",
-        ),
-        (
-            figures.histogram_figure(run),
-            f"Scores of right and wrong answers, {run.title}; to the right is less certain. Every scale is its own.",
         ),
     ]
     if any(value is not None for value in run.mean_entropy):

@@ -114,16 +114,6 @@ class Table:
         cells = [column.cells[name] for name in self.names for column in self.columns]
         return list(dict.fromkeys(cell.note for cell in cells if cell.note and cell.estimate.value is None))
 
-    def parts(self, width: int) -> list[Table]:
-        """The table in pieces of at most `width` columns where groups allow it, for paper; groups stay whole."""
-        pieces: list[list[Column]] = [[]]
-        for _, columns in groupby(self.columns, attrgetter("group")):
-            group = [*columns]
-            if pieces[-1] and len(pieces[-1]) + len(group) > width:
-                pieces.append([])
-            pieces[-1] += group
-        return [replace(self, columns=tuple(piece)) for piece in pieces]
-
     def csv(self) -> str:
         """The numbers as they are (not times `scale`), each with its interval; empty where undefined."""
         text = io.StringIO()

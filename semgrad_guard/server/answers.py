@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 from semgrad_guard.engine.sentences import Span
 from semgrad_guard.errors import InputError
@@ -79,6 +79,15 @@ class Answer:
     together: int | None = None
     pieces: tuple[str, ...] | None = None
     reasoning: str | None = None
+
+
+def arguments_in(text: str | None) -> dict[str, Any] | None:
+    """The arguments of a call, from their JSON; None where it is not an object."""
+    try:
+        found: Any = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 
 
 def tool_call_fields(call: ToolCall) -> dict[str, Any]:

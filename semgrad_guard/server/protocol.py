@@ -31,7 +31,7 @@ from semgrad_guard.calibration.call_options import HARMLESS, NEUTRAL
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import Message, ToolCall
-from semgrad_guard.server.answers import Cuts
+from semgrad_guard.server.answers import Cuts, arguments_in
 from semgrad_guard.server.errors import problem_of
 
 LONGEST_STOP = 256
@@ -352,14 +352,11 @@ def _text(content: str | Sequence[Mapping[str, Any]] | None, number: int) -> str
 
 
 def _call(call: Call, number: int, place: int) -> ToolCall:
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
+    arguments = arguments_in(call.function.arguments)
+    if arguments is None:
         field = f"messages.{number}.tool_calls.{place}.function.arguments"
         raise InputError(f"{field}: it is not a JSON object").about(field)
-    return ToolCall(call.function.name, cast("dict[str, Any]", arguments), short_id(call.id))
+    return ToolCall(call.function.name, arguments, short_id(call.id))
 
 
 # Requests that another server answers. It may do more than our engine, and checks its requests itself: only the fields

@@ -19,7 +19,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictInt, Stri
 from semgrad_guard.adapters.calls import reasoning_of, tells_reasoning
 from semgrad_guard.errors import InputError, UpstreamError
 from semgrad_guard.records import ToolCall
-from semgrad_guard.server.answers import Answer
+from semgrad_guard.server.answers import Answer, arguments_in
 
 _LARGEST = 16 * 2**20
 """Bytes of an answer."""
@@ -29,7 +29,6 @@ _PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523
 """Statuses of servers that are busy or restart, and of the proxies in front of them."""
 _LONGEST_WAIT = 3600
 _CHAT = "chat/completions"
-_LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -138,12 +137,12 @@ async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[bytes, byt
     """The kind (empty where it has none) and the data of each server-sent event that has data.
 
     These are events of the WHATWG's HTML standard, section 9.2: UTF-8 whatever a header names, with lines that end in
-    LF, CR LF or CR alone. JSON may hold other line ends (U+2028, U+0085), at which readers of text would break it.
+    LF or CR LF. JSON may hold other line ends (U+2028, U+0085), at which readers of text would break it.
     """
-    kind, data, first = b"", list[bytes](), True
+    kind, data = b"", list[bytes]()
     async for line in _lines(pieces):
-        name, _, value = (line.removeprefix(_BOM) if first else line).partition(b":")
-        value, first = value.removeprefix(b" "), False
+        name, _, value = line.removeprefix(_BOM).partition(b":")
+        value = value.removeprefix(b" ")
         if name == b"data":
             data.append(value)
         elif name == b"event":
@@ -158,14 +157,11 @@ async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[bytes, byt
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Lines without their ends; each byte is read once, however long a line is."""
-    rest, returned = list[bytes](), False
+    rest = list[bytes]()
     async for piece in pieces:
-        if not piece:
-            continue
-        *ended, last = _LINE_END.split(piece.removeprefix(b"\n") if returned else piece)
-        returned = piece.endswith(b"\r")
+        *ended, last = piece.split(b"\n")
         for line in ended:
-            yield b"".join((*rest, line))
+            yield b"".join((*rest, line)).removesuffix(b"\r")
             rest = []
         rest.append(last)
     yield b"".join(rest)
@@ -379,10 +375,7 @@ class RemoteText:
 
 def _call(sent: SentCall) -> ToolCall:
     function = sent.function or SentFunction()
-    try:
-        arguments: Any = json.loads(function.arguments or "{}")
-    except (ValueError, RecursionError) as error:
-        raise UpstreamError("the upstream sent a tool call whose arguments are not JSON") from error
-    if not isinstance(arguments, dict) or not function.name:
-        raise UpstreamError("the upstream sent a tool call that cannot be read")
-    return ToolCall(function.name, cast("dict[str, Any]", arguments), sent.id or None)
+    arguments = arguments_in(function.arguments)
+    if arguments is None or not function.name:
+        raise UpstreamError("the upstream sent a tool call without a name, or whose arguments are not JSON")
+    return ToolCall(function.name, arguments, sent.id or None)

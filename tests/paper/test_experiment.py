@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,10 @@ from semgrad_guard.estimators.suite import paper_suite
 from semgrad_guard.paper.experiment import Experiment, SampledQuestions, semgrad_ablations
 from semgrad_guard.questions.answered import EvaluatedAnswer
 from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.job_record import read_record
 from semgrad_guard.questions.prompts import Phrasing
 
 TOKENS = 3
 QUESTIONS = [Question(question=f"item {'x' * (i % 3)} {i}?", answers=("a", "b"), id=str(i), kind="k") for i in range(5)]
-
-
-class Killed(BaseException):
-    """Like Ctrl-C, and nothing else."""
 
 
 def named(estimators: Iterable[Estimator]) -> dict[str, Estimator]:
@@ -97,47 +92,6 @@ def test_methods_pay_for_what_they_share(whole: list[EvaluatedAnswer]) -> None:
     assert cost("ln_pe") > cost("semgrad")
 
 
-@pytest.mark.parametrize("reached", [0, 2, 4])
-def test_an_interrupted_run_continues(experiment: Experiment, tmp_path: Path, reached: int) -> None:
-    few = {name: experiment.estimators[name] for name in ("hybridgrad", "ln_pe", "semantic_entropy")}
-    experiment = replace(experiment, estimators=few)
-    whole, path = experiment.run(QUESTIONS, tmp_path / "whole.jsonl", batch_size=2), tmp_path / "run.jsonl"
-
-    def kill(done: int, total: int) -> None:
-        if done >= reached:
-            raise Killed
-
-    with pytest.raises(Killed):
-        experiment.run(QUESTIONS, path, batch_size=2, on_progress=kill)
-    _, kept = read_record(path, EvaluatedAnswer)
-    assert timeless(kept) == timeless(whole[:reached])
-    content = path.read_bytes()
-    path.write_bytes(content + b'{"key": "half of a li')
-    again = experiment.run(QUESTIONS, path, batch_size=2)
-    assert timeless(again) == timeless(whole)
-    settings, answers = read_record(path, EvaluatedAnswer)
-    assert answers == again
-    assert settings == experiment.settings(QUESTIONS)
-
-
-def test_other_settings_are_refused_and_named(experiment: Experiment, tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    experiment.run(QUESTIONS[:1], path)
-    before = path.read_bytes()
-    other_seed = replace(experiment, estimators=named(paper_suite(seed=7, max_tokens=TOKENS)))
-    fewer = replace(experiment, estimators=named([*experiment.estimators.values()][:2]))
-    for changed, reason in (
-        (other_seed, r"estimators\.ln_pe\.plan\.seed is 7 and was 0"),
-        (fewer, r"have scores of other estimators as well"),
-        (replace(experiment, phrasing=Phrasing(wording="paper")), r"prompt_template is 'paper-chat@"),
-        (replace(experiment, options=GenerationOptions(max_tokens=9)), r"max_new_tokens is 9 and was 3"),
-        (replace(experiment, ablations={}), r"ablations is \[\] and was \['l2 norm'"),
-    ):
-        with pytest.raises(BindingMismatchError, match=reason):
-            changed.run(QUESTIONS[:1], path)
-    assert path.read_bytes() == before
-
-
 def test_the_papers_wording_is_what_the_model_sees(experiment: Experiment, tmp_path: Path) -> None:
     free = named([*experiment.estimators.values()][:1])
     (answer,) = replace(experiment, estimators=free, phrasing=Phrasing(wording="paper")).run(
@@ -146,28 +100,6 @@ def test_the_papers_wording_is_what_the_model_sees(experiment: Experiment, tmp_p
     prompt = f"Please directly answer the following question with one or few words:\n{QUESTIONS[0].question}"
     assert answer.text == experiment.model.generate(prompt, experiment.options).text
     assert answer.question == QUESTIONS[0].question
-
-
-def test_a_question_over_the_window_is_kept_unanswered(
-    make_language_model: Callable[..., LanguageModel], tmp_path: Path
-) -> None:
-    model = make_language_model(max_position_embeddings=80)
-    free = named(paper_suite()[:1])
-    experiment = Experiment(model, free, GenerationOptions(max_tokens=2))
-    long = [Question(question="long " * 30, answers=("a",))]
-    for questions in (long, [QUESTIONS[0], *long]):
-        answers = experiment.run(questions, tmp_path / f"{len(questions)}.jsonl")
-        assert [answer.text is None for answer in answers] == [question in long for question in questions]
-        assert "context window 80" in str(answers[-1].scores["hybridgrad"].reason)
-        assert (answers[-1].milliseconds, answers[-1].mean_entropy, answers[-1].references) == ({}, None, ("a",))
-
-
-def test_mixed_forms_and_empty_suites_are_refused(experiment: Experiment, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="1 of the 2 questions have a context"):
-        experiment.run([QUESTIONS[0], Question(question="q", context="c")], tmp_path / "run.jsonl")
-    with pytest.raises(InputError, match="at least one estimator"):
-        replace(experiment, estimators={}).run(QUESTIONS, tmp_path / "run.jsonl")
-    assert not (tmp_path / "run.jsonl").exists()
 
 
 def test_samples_are_read_once(experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

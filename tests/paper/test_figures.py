@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -31,7 +30,6 @@ def drawn(run: GradedRun) -> list[Any]:
     return [
         figures.risk_coverage_figure(run),
         figures.reliability_figure(run, confidence),
-        figures.histogram_figure(run),
         figures.entropy_figure(run),
     ]
 
@@ -68,25 +66,6 @@ def test_entropy_shows_the_percentiles_of_right_answers_and_a_curve_for_each_bet
     parts = (np.array(RUN.scores[m], dtype=float) for m in ("SemGrad", "ParaGrad"))
     middle = hybrid(*parts, np.array(RUN.mean_entropy, dtype=float), tau=TAUS[12], beta=2.0)
     assert curves["beta 2"][12] == metrics.auroc(middle.tolist(), RUN.correct)
-
-
-def test_histograms_count_right_and_wrong_answers() -> None:
-    figure = figures.histogram_figure(RUN)
-    shown = [axes for axes in figure.axes if axes.get_visible()]
-    assert [axes.get_title(loc="left") for axes in shown] == [
-        "Deg",
-        "M.I.",
-        "G-NLL",
-        "SAR",
-        "ParaGrad",
-        "SemGrad",
-        "HybridGrad",
-    ]
-    for axes in shown:
-        assert axes.get_xscale() == "log"
-        assert sum(patch.get_height() for patch in axes.containers[0]) == sum(RUN.correct)
-    linear = replace(RUN, scores={"Deg": [0.1, 0.2] * 60, "INSIDE": [-1.0, 900.0] * 60})
-    assert {axes.get_xscale() for axes in figures.histogram_figure(linear).axes} == {"linear"}
 
 
 def test_the_heat_map_is_the_table_with_its_highest_score_ringed(tmp_path: Path) -> None:
@@ -186,21 +165,6 @@ def test_without_a_threshold_the_picture_says_so(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(drawing.STYLE, "svg.fonttype", "none")
     found = calibrate(SCORES, [False] * 300, alpha=0.1, delta=0.1)
     assert "no threshold keeps it" in svg(draw_risk_coverage(tmp_path / "a.svg", SCORES, CORRECT, calibration=found))
-
-
-@pytest.mark.parametrize(
-    ("scores", "correct"),
-    [
-        ([0.1], [True]),
-        ([0.1, 0.2], [True, True]),
-        ([0.1, 0.1], [False, False]),
-        ([None, 0.3], [True, False]),
-        ([None], [False]),
-    ],
-)
-def test_degenerate_sets_are_drawn(tmp_path: Path, scores: list[float | None], correct: list[bool]) -> None:
-    found = calibrate(scores, correct, alpha=0.1, delta=0.1)
-    assert draw_risk_coverage(tmp_path / "a.png", scores, correct, calibration=found).stat().st_size > 1000
 
 
 def test_the_same_data_draw_the_same_bytes(tmp_path: Path) -> None:

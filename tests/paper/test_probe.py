@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from semgrad_guard.metrics import auroc
 from semgrad_guard.paper.probe_record import FEWEST, Probe, with_answers, without_answers
 from semgrad_guard.paper.probing import GridAnswer, ProbePlan, correlations, probe, prompt_ends
 from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.job_record import read_record
 
 OPTIONS = GenerationOptions(max_tokens=4)
 PLAN = ProbePlan(tokens=5, batch_size=3, options=OPTIONS)
@@ -161,30 +159,6 @@ def test_all_wrong_is_said_and_does_not_crash(tmp_path: Path, language_model: La
     assert found.aurocs is None
 
 
-class Killed(BaseException):
-    """Like Ctrl-C."""
-
-
-def test_a_killed_probe_continues(
-    tmp_path: Path, language_model: LanguageModel, half_right: list[Question], probed: Probe
-) -> None:
-    """Killed while answering, it continues from the answers that it has kept."""
-
-    @contextmanager
-    def kill(name: str) -> Iterator[Callable[[int, int], None]]:
-        def tell(done: int, total: int) -> None:
-            if name == "Answering" and done == 3:
-                raise Killed
-
-        yield tell
-
-    with pytest.raises(Killed):
-        run(tmp_path, language_model, half_right, phase=kill)
-    assert len(read_record(tmp_path / "a.jsonl", GridAnswer)[1]) == 3
-    found = run(tmp_path, language_model, half_right)
-    assert found.model_copy(update={"created": ""}) == probed.model_copy(update={"created": ""})
-
-
 def test_correlations_against_numpy() -> None:
     rng = np.random.default_rng(0)
     sps, found = rng.random((3, 4)), rng.random((3, 4))
@@ -291,8 +265,3 @@ def test_answers_without_a_score_are_no_evidence() -> None:
 def test_ties_go_to_the_own_token() -> None:
     scores, correct = simulated(200, {OWN: 1.0})
     assert with_answers(OWN, scores[OWN], {-1: scores[OWN]}, correct).proposal is None
-
-
-def test_the_same_seed_decides_the_same() -> None:
-    first, second = (decide(300, {-4: 1.3, OWN: 1.0}, seed=3) for _ in range(2))
-    assert (first.offset, first.reason) == (second.offset, second.reason)

@@ -15,7 +15,7 @@ from semgrad_guard.metrics import tally
 from semgrad_guard.paper import published, tables
 from semgrad_guard.paper.graded import GradedRun
 from semgrad_guard.paper.guarantee import guaranteed_coverage
-from semgrad_guard.paper.intervals import Estimate, estimate
+from semgrad_guard.paper.intervals import estimate
 from semgrad_guard.paper.summary import RunSummary, summarize
 from semgrad_guard.paper.tables import Cell, Column, Table, all_tables, guaranteed_tables
 from tests.made_answers import example_run
@@ -202,16 +202,6 @@ def test_csv_holds_full_numbers_and_intervals(summaries: list[RunSummary]) -> No
         found = [float(text) if text else None for text in row[1:]]
         estimates = [column.cells[name].estimate for column in table.columns]
         assert found == [number for one in estimates for number in (one.value, one.low, one.high)]
-
-
-def test_pieces_keep_groups_whole_and_lose_nothing() -> None:
-    cells = [Cell(Estimate(float(i), None, None, np.zeros(1))) for i in range(12)]
-    columns = tuple(Column(str(i), {"r": cell}, "abc"[i // 4]) for i, cell in enumerate(cells))
-    table = Table("k", "t", columns, ("r",))
-    for width, sizes in ((12, [12]), (11, [8, 4]), (4, [4, 4, 4]), (1, [4, 4, 4])):
-        parts = table.parts(width)
-        assert [len(part.columns) for part in parts] == sizes
-        assert [n for part in parts for n in numbers(part)["r"]] == list(map(float, range(12)))
 
 
 def test_columns_of_several_models_are_named_by_run(runs: list[GradedRun]) -> None:

@@ -51,17 +51,6 @@ def test_strict_stops_at_the_first_broken_line(tmp_path: Path) -> None:
         read_questions(file(tmp_path, GOOD, "broken", OTHER), strict=True)
 
 
-def test_duplicates_are_named_and_dropped(tmp_path: Path) -> None:
-    spaced = GOOD.replace("Who wrote", "Who  wrote")
-    in_context = GOOD.replace("}", ', "context": "A passage."}')
-    found = read_questions(file(tmp_path, GOOD, OTHER, spaced, in_context, GOOD))
-    assert [row.context for row in found.rows] == [None, None, "A passage."]
-    assert [note.split(", ")[1] for note in found.duplicates] == [
-        "line 3 repeats line 1 and is left out.",
-        "line 5 repeats line 1 and is left out.",
-    ]
-
-
 def test_two_responses_to_one_question_are_two_rows_to_score(tmp_path: Path) -> None:
     lines = [GOOD.replace("}", f', "response": "{text}"}}') for text in ("a", "b", "a")]
     found = read_questions(file(tmp_path, *lines), needs="response")

@@ -14,7 +14,7 @@ from semgrad_guard.server.scheduler import Scheduler
 from tests.pairwise import in_turn
 from tests.thinking import ANSWERS, THOUGHTS, thinking_model
 
-from .conftest import ALL, Serve, asking, bodies, events
+from .conftest import ALL, Serve, asking, bodies
 from .others import Other, behind
 
 CHAT = "/v1/chat/completions"
@@ -101,41 +101,6 @@ async def test_an_answer_of_an_upstream_is_scored_given_its_reasoning(
         else:
             assert content == "I don't know."
             assert THOUGHT not in response.text
-
-
-@pytest.mark.parametrize("mode", ["enforce", "annotate"])
-async def test_the_reasoning_of_an_upstream_streams_live_or_is_withheld(
-    serve: Serve, scorer: Scheduler, mode: str
-) -> None:
-    thoughts = [{"reasoning_content": piece} for piece in (THOUGHT[:4], THOUGHT[4:9], THOUGHT[9:])]
-    other = Other([ANSWER[:2], ANSWER[2:]], before=thoughts)
-    async with serve(NONE, mode=mode, **behind(other, scorer)) as client:
-        response = await client.post(CHAT, json=asking(QUESTION, stream=True))
-    deltas = [choice["delta"] for event in events(response.text) for choice in event["choices"]]
-    sent = [
-        (name, text)
-        for delta in deltas
-        for name, text in delta.items()
-        if isinstance(text, str) and name != "role" and text
-    ]
-    if mode == "enforce":
-        assert sent == [("content", "I don't know.")]
-        assert not any(piece in response.text for piece in (THOUGHT[:4], THOUGHT[4:9], THOUGHT[9:]))
-        return
-    thought = [("reasoning_content", piece) for piece in (THOUGHT[:4], THOUGHT[4:9], THOUGHT[9:])]
-    assert sent == [*thought, ("content", ANSWER[:2]), ("content", ANSWER[2:])]
-    assert [delta for delta in deltas if "role" in delta] == [deltas[0]]
-
-
-@pytest.mark.parametrize("changed", [{"chat_template_kwargs": {"enable_thinking": False}}, {"documents": [{"a": "b"}]}])
-async def test_fields_that_change_the_prompt_of_an_upstream_leave_no_score(
-    serve: Serve, scorer: Scheduler, changed: dict[str, Any]
-) -> None:
-    async with serve(ALL, mode="annotate", **behind(Other(ANSWER), scorer)) as client:
-        response = await client.post(CHAT, json=asking(QUESTION, **changed))
-    content, _, record = delivered(response, stream=False)
-    assert (content, record["status"]) == (ANSWER, "unscored")
-    assert next(iter(changed)) in record["reason"]
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from semgrad_guard import LanguageModel, Policy, calibrate
-from semgrad_guard.guard import binding_of
-from semgrad_guard.records import Message
+from semgrad_guard import LanguageModel
 from semgrad_guard.server.app import make_app
-from semgrad_guard.server.scheduler import ForeignText, Scheduler
+from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.service import ServedModel, Service
 from semgrad_guard.server.upstream import RemoteServer, RemoteTarget, Upstream
 from tests.steps import LIMIT
 
 from .conftest import ALL, NONE, OPTIONS, Serve, asking, bodies, events, text_in
-from .others import Other, behind
 
 CHAT = "/v1/chat/completions"
 Made = Callable[..., ServedModel]
@@ -200,15 +197,6 @@ async def test_a_faulty_upstream(serve: Serve, scorer: Scheduler, respond: Any, 
         await upstream.server.close()
 
 
-async def test_a_faulty_upstream_of_a_live_stream(serve: Serve, scorer: Scheduler) -> None:
-    async with answering(sends(CHUNK, kind=STREAM)) as url:
-        upstream = Upstream(RemoteServer(url), scorer)
-        async with serve(ALL, upstream=upstream, scheduler=scorer, mode="annotate") as client:
-            found = events((await client.post(CHAT, json=asking(stream=True))).text)
-        assert found[-1]["error"]["code"] == "upstream_failed"
-        await upstream.server.close()
-
-
 FINISHED = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
 
 
@@ -239,68 +227,3 @@ async def test_a_faulty_target(serve: Serve) -> None:
                 assert record["action"] == "abstain"
                 assert record["reason"] == "the answer is not let through"
             await target.server.close()
-
-
-async def test_calls_from_elsewhere_have_no_score(serve: Serve, scorer: Scheduler) -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    body = json.dumps(
-        {"choices": [{"message": {"content": None, "tool_calls": [call]}, "finish_reason": "tool_calls"}]}
-    )
-    delta = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": '{"a"'}}]}
-    more = {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]}
-    streamed = "".join(f"data: {json.dumps({'choices': [{'index': 0, 'delta': part}]})}\n\n" for part in (delta, more))
-    for policy, delivered in (
-        (Policy(threshold=1e9, on_cut="score"), False),
-        (Policy(threshold=0, on_unscored="answer", on_cut="score"), True),
-    ):
-        async with answering(sends(body)) as url, answering(sends(streamed + FINISHED)) as live:
-            for place, stream in ((url, False), (live, True)):
-                upstream = Upstream(RemoteServer(place), scorer)
-                async with serve(policy, upstream=upstream, scheduler=scorer) as client:
-                    response = await client.post(CHAT, json=asking(stream=stream))
-                    found = bodies(response)
-                await upstream.server.close()
-                messages = [c.get("delta", c.get("message")) for e in found for c in e["choices"]]
-                calls = [call for one in messages for call in one.get("tool_calls") or ()]
-                assert [json.loads(call["function"]["arguments"]) for call in calls] == [{"a": 1}] * delivered
-                assert found[-1]["choices"][0]["logprobs"]["semgrad_guard"]["status"] == "unscored"
-
-
-SAID = "a written answer"
-
-
-async def served_policy(scorer: Scheduler) -> Policy:
-    draft = await scorer.judged(ForeignText(text=SAID, conversation=(Message("user", "hello"),)))
-    assert draft.prompt is not None
-    scores, right = range(60), [True] * 60
-    binding, prompts = binding_of(draft.verdict), [draft.prompt] * 60
-    made = calibrate(scores, right, alpha=0.1, delta=0.1, binding=binding, prompts=prompts)
-    return Policy.from_calibration(made)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_options_that_the_calibration_did_not_have_are_not_promised(
-    serve: Serve, scorer: Scheduler, stream: bool
-) -> None:
-    policy = await served_policy(scorer)
-    async with serve(policy, mode="annotate", **behind(Other(SAID), scorer)) as client:
-
-        async def record_of(**more: Any) -> dict[str, Any]:
-            response = await client.post(CHAT, json=asking(stream=stream, **more))
-            found = bodies(response)
-            record = found[-1]["choices"][0]["logprobs"]["semgrad_guard"]
-            assert record["promised"] == (record["details"]["unfamiliar"] == [])
-            return record
-
-        for neutral in ({}, {"temperature": 0}, {"user": "me"}, {"top_p": 1}, {"max_tokens": 200}):
-            assert (await record_of(**neutral))["promised"], neutral
-        for option in ({"temperature": 2}, {"logit_bias": {"5": 100}}, {"min_tokens": 50}, {"lora": "x"}):
-            record = await record_of(**option)
-            assert not record["promised"], option
-            assert any(
-                f"the option {name} of the call" in reason
-                for name in option
-                for reason in record["details"]["unfamiliar"]
-            )
-        for cut in ({"max_tokens": 1}, {"stop": ["x"]}):
-            assert not (await record_of(**cut))["promised"], cut

