@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import math
 import sys
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product, repeat
+from itertools import product
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from simulations import WITHIN, arguments, when_and_where
+from simulations import WITHIN, arguments, finished, simulated_all, table, when_and_where
 
 from semgrad_guard.calibration import gates
 from semgrad_guard.calibration.sentences import walk_sentences
@@ -28,7 +29,7 @@ DELTA = 0.1
 SIZES = (50, 100, 300)
 DEPENDENCE = (0.5, 0.95)
 MOST_CALLS = 8
-TRIES = 20
+TRIES = (1, 2, 20)
 NORMAL = NormalDist()
 
 Floats = NDArray[np.float64]
@@ -146,13 +147,14 @@ def with_retries(population: Population, tries: int, repetitions: int) -> float:
 
 def main() -> int:
     given = arguments(__doc__)
-    with ProcessPoolExecutor(given.workers) as pool:
-        cells = list(product(POPULATIONS, SIZES))
-        calls = dict(zip(cells, pool.map(by_call, *zip(*cells, strict=True), repeat(given.repetitions)), strict=True))
-        pairs = list(product(POPULATIONS, DEPENDENCE))
-        few = max(given.repetitions // 10, 1)
-        runs = dict(zip(pairs, pool.map(by_run, *zip(*pairs, strict=True), repeat(few)), strict=True))
-        again = {p: [with_retries(p, tries, few) for tries in (1, 2, TRIES)] for p in POPULATIONS}
+    few = max(given.repetitions // 10, 1)
+
+    def outcomes(simulated: Callable[..., Any], values: Iterable[Any], repetitions: int) -> dict[Any, Any]:
+        cases = list(product(POPULATIONS, values))
+        return dict(zip(cases, simulated_all(simulated, cases, repetitions, workers=given.workers), strict=True))
+
+    calls = outcomes(by_call, SIZES, given.repetitions)
+    runs, again = outcomes(by_run, DEPENDENCE, few), outcomes(with_retries, TRIES, few)
     lines = [
         "# Decisions: a threshold from labels, and a constant of .5",
         "",
@@ -163,37 +165,35 @@ def main() -> int:
         "off by two logits; calls let through and broken promises of a threshold from 50, 100 and 300 labels. "
         "A threshold does not depend on the prior.",
         "",
-        "| calls | .5, calibrated | .5, prior off | 50 labels | 100 labels | 300 labels |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for p in POPULATIONS:
-        constants = [f"{p.risk(p.constant(prior)):.3f}" for prior in (0.0, -2.0)]
-        cells_ = [f"{calls[p, n][0]:.2f}, {calls[p, n][1]:.3f}" for n in SIZES]
-        lines.append(f"| {p} | {' | '.join([*constants, *cells_])} |")
-    lines += [
-        "",
+        *table(
+            ("calls", ".5, calibrated", ".5, prior off", *(f"{n} labels" for n in SIZES)),
+            (
+                (
+                    p,
+                    *(f"{p.risk(p.constant(prior)):.3f}" for prior in (0.0, -2.0)),
+                    *("{:.2f}, {:.3f}".format(*calls[p, n]) for n in SIZES),
+                )
+                for p in POPULATIONS
+            ),
+        ),
         f"Broken promises about runs of one to {MOST_CALLS} dependent calls, 60 labelled runs, {few:,} calibrations: "
         "with runs as units (`runs=`), and with their calls as if they were independent.",
         "",
-        "| calls | dependence | by run | by call |",
-        "| --- | --- | --- | --- |",
-        *(f"| {p} | {d} | {runs[p, d][0]:.3f} | {runs[p, d][1]:.3f} |" for p, d in pairs),
-        "",
+        *table(
+            ("calls", "dependence", "by run", "by call"),
+            ((*case, *(f"{share:.3f}" for share in shares)) for case, shares in runs.items()),
+        ),
         "Broken promises where a blocked call may be written anew and is judged anew. The gate keeps it blocked, as "
         "with one try.",
         "",
-        f"| calls | 1 try | 2 tries | {TRIES} tries |",
-        "| --- | --- | --- | --- |",
-        *(f"| {p} | {' | '.join(f'{share:.3f}' for share in again[p])} |" for p in POPULATIONS),
-        "",
+        *table(
+            ("calls", *(f"{tries} {'try' if tries == 1 else 'tries'}" for tries in TRIES)),
+            ((p, *(f"{again[p, tries]:.3f}" for tries in TRIES)) for p in POPULATIONS),
+        ),
     ]
-    text = "\n".join(lines)
-    print(text)
-    if given.page is not None:
-        given.page.write_text(text, encoding="utf-8")
     worst = max(*(share for _, share in calls.values()), *(share for share, _ in runs.values()))
     print(f"The most broken promises of an offered rule: {worst:.3f} (at most {WITHIN}).")
-    return int(worst > (WITHIN if given.repetitions >= 10_000 else 0.13))
+    return finished(given.page, lines, kept=worst <= (WITHIN if given.repetitions >= 10_000 else 0.13))
 
 
 if __name__ == "__main__":

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
-from simulations import WITHIN, arguments, when_and_where
+from simulations import WITHIN, arguments, finished, simulated_all, table, when_and_where
 
 from semgrad_guard.calibration import confidence, gates, planning
 from semgrad_guard.calibration.gates import share_of
@@ -127,7 +126,7 @@ JUST_ABOVE = Design("10.5 % wrong, scores that tell nothing", Normal(0.105, 0.5)
 
 @dataclass(frozen=True)
 class Cell:
-    """The outcome of one design and size: means over the repetitions."""
+    """Of one design and number of labels: sets with a threshold, what is delivered, and sets with a bad threshold."""
 
     design: Design
     n: int
@@ -138,6 +137,13 @@ class Cell:
     @property
     def holds(self) -> bool:
         return self.violated <= (HOSTILE if self.design.hostile else WITHIN)
+
+    @property
+    def figures(self) -> str:
+        return f"{self.coverage:.3f} in {self.found:.2f} ({self.violated:.3f})"
+
+    def __str__(self) -> str:
+        return f"{self.design.title}, {self.n} labels: {self.figures}{'' if self.holds else '  <- too often'}"
 
 
 def simulated(design: Design, n: int, repetitions: int) -> Cell:
@@ -203,10 +209,8 @@ def best(design: Design) -> float:
     return max(kept, default=0.0)
 
 
-def confidence_table() -> Iterator[str]:
+def confidence_rows() -> Iterator[tuple[object, ...]]:
     """P(correct) of at least 0.9, claimed and true, by map and number of labels: 200 sets a cell."""
-    yield "| population | labels | isotonic: claimed / true (share) | curve over ranks: claimed / true (share) |"
-    yield "| --- | --- | --- | --- |"
     rng = np.random.default_rng(3)
     for population in (Normal(0.2, 0.8), Normal(0.44, 0.75), Normal(0.05, 0.8)):
         for n in SIZES[:3]:
@@ -220,73 +224,56 @@ def confidence_table() -> Iterator[str]:
                     high = claim >= 0.9
                     total += (claim[high].sum(), (~truth[high]).sum(), high.sum())
             shown = (f"{c / max(k, 1):.3f} / {t / max(k, 1):.3f} ({k / 60_000:.2f})" for c, t, k in sums.values())
-            yield f"| {population.base:.0%} wrong, AUROC {population.auroc:g} | {n} | {' | '.join(shown)} |"
-
-
-def table(cells: Sequence[Cell]) -> Iterator[str]:
-    yield f"| population | alpha | {' | '.join(f'{n} labels' for n in SIZES)} | best possible |"
-    yield "| --- " * (len(SIZES) + 3) + "|"
-    for design in DESIGNS:
-        row = [cell for cell in cells if cell.design == design]
-        shown = (f"{cell.coverage:.3f} in {cell.found:.2f} ({cell.violated:.3f})" for cell in row)
-        yield f"| {design.title} | {design.alpha:g} | {' | '.join(shown)} | {best(design):.3f} |"
-
-
-def page(cells: Sequence[Cell], tries: Sequence[str], *, repetitions: int) -> str:
-    return "\n".join(
-        (
-            "# The promise, simulated",
-            "",
-            f"`make check-guarantee`, {when_and_where()}: {repetitions:,} calibrations a cell, delta = {DELTA:g}. "
-            "A cell gives the mean share of answers that is delivered, how often a threshold is found, and in brackets "
-            "how often the true error rate among the delivered answers exceeds alpha. The last is to be at most delta.",
-            "",
-            "The last five populations break the assumption: error rates do not rise with the score.",
-            "",
-            *table(cells),
-            "",
-            "## Tries on the same labels",
-            "",
-            "How often the kept threshold is bad, where tries share delta and (in brackets) where each has all of it. "
-            f"100 labels, or 50 to 500 in growing sets; {repetitions // 5:,} repetitions. Kept is the threshold that "
-            "delivers most; the scores have independent noise.",
-            "",
-            *tries,
-            "",
-            "## P(correct)",
-            "",
-            "The mean P(correct) of answers with 0.9 and more, the share of them that is right, and their share of all "
-            "answers. The default is Platt's curve over ranks below 300 labels, and isotonic regression from then on.",
-            "",
-            *confidence_table(),
-            "",
-        )
-    )
+            yield f"{population.base:.0%} wrong, AUROC {population.auroc:g}", n, *shown
 
 
 def main() -> int:
     given = arguments(__doc__)
-    work = [(design, n, given.repetitions) for design in DESIGNS for n in SIZES]
-    cells: list[Cell] = []
-    with ProcessPoolExecutor(given.workers) as pool:
-        for cell in pool.map(simulated, *zip(*work, strict=True)):
-            cells.append(cell)
-            print(
-                f"{len(cells)}/{len(work)} {cell.design.title}, {cell.n} labels: "
-                f"{cell.coverage:.3f} delivered, {cell.violated:.3f} violated{'' if cell.holds else '  <- too often'}",
-                flush=True,
-            )
-        rows, kept = ["| population | " + " | ".join(TRIED) + " |", "| --- " * (len(TRIED) + 1) + "|"], True
-        for design in (DESIGNS[0], JUST_ABOVE):
-            work = [(design, kind, shared, given.repetitions // 5) for kind in TRIED for shared in (True, False)]
-            shares = list(pool.map(tried, *zip(*work, strict=True)))
-            kept &= all(share <= WITHIN for share in shares[::2])
-            figures = (f"{one:.3f} ({other:.3f})" for one, other in zip(shares[::2], shares[1::2], strict=True))
-            rows.append(f"| {design.title} | {' | '.join(figures)} |")
-            print(rows[-1], flush=True)
-    if given.page is not None:
-        given.page.write_text(page(cells, rows, repetitions=given.repetitions), encoding="utf-8")
-    return 0 if kept and all(cell.holds for cell in cells) else 1
+    cells = simulated_all(simulated, product(DESIGNS, SIZES), given.repetitions, workers=given.workers)
+    few, tried_on = given.repetitions // 5, (DESIGNS[0], JUST_ABOVE)
+    tries = list(product(tried_on, TRIED, (True, False)))
+    shares = dict(zip(tries, simulated_all(tried, tries, few, workers=given.workers), strict=True))
+    lines = [
+        "# The promise, simulated",
+        "",
+        f"`make check-guarantee`, {when_and_where()}: {given.repetitions:,} calibrations a cell, delta = {DELTA:g}. A "
+        "cell gives the mean share of answers that is delivered, how often a threshold is found, and in brackets how "
+        "often the true error rate among the delivered answers exceeds alpha. The last is to be at most delta.",
+        "",
+        "The last five populations break the assumption: error rates do not rise with the score.",
+        "",
+        *table(
+            ("population", "alpha", *(f"{n} labels" for n in SIZES), "best possible"),
+            (
+                (d.title, f"{d.alpha:g}", *(cell.figures for cell in cells if cell.design == d), f"{best(d):.3f}")
+                for d in DESIGNS
+            ),
+        ),
+        "## Tries on the same labels",
+        "",
+        "How often the kept threshold is bad, where tries share delta and (in brackets) where each has all of it. "
+        f"100 labels, or 50 to 500 in growing sets; {few:,} repetitions. Kept is the threshold that delivers most; the "
+        "scores have independent noise.",
+        "",
+        *table(
+            ("population", *TRIED),
+            (
+                (d.title, *(f"{shares[d, kind, True]:.3f} ({shares[d, kind, False]:.3f})" for kind in TRIED))
+                for d in tried_on
+            ),
+        ),
+        "## P(correct)",
+        "",
+        "The mean P(correct) of answers with 0.9 and more, the share of them that is right, and their share of all "
+        "answers. The default is Platt's curve over ranks below 300 labels, and isotonic regression from then on.",
+        "",
+        *table(
+            ("population", "labels", *(f"{fit}: claimed / true (share)" for fit in ("isotonic", "curve over ranks"))),
+            confidence_rows(),
+        ),
+    ]
+    kept = all(share <= WITHIN for (_, _, shared), share in shares.items() if shared)
+    return finished(given.page, lines, kept=kept and all(cell.holds for cell in cells))
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ less is delivered than the documentation says. With `--page` it writes the table
 from __future__ import annotations
 
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
-from check_guarantee import Design, Normal, Steps
-from simulations import WITHIN, arguments, when_and_where
+from check_guarantee import Cell, Design, Normal, Steps
+from simulations import arguments, finished, simulated_all, table, when_and_where
 
 from semgrad_guard.calibration import gates, hand_grades
 
@@ -33,28 +32,8 @@ FLOORS = {50: 0.15, 100: 0.25, 200: 0.41}
 """Coverage in the first design, at least: by number of grades by hand."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """Means over the repetitions: the share delivered, of sets with a threshold, and of those with a bad one."""
-
-    design: Design
-    by_hand: int
-    coverage: float
-    found: float
-    violated: float
-
-    @property
-    def holds(self) -> bool:
-        floor = FLOORS[self.by_hand] if self.design == DESIGNS[0] else 0.0
-        return self.violated <= WITHIN and self.coverage >= floor
-
-    def __str__(self) -> str:
-        return f"{self.coverage:.3f} in {self.found:.2f} ({self.violated:.3f})"
-
-
-def simulated(index: int, by_hand: int, repetitions: int) -> Cell:
-    """The outcome of one design."""
-    design, rng = DESIGNS[index], np.random.default_rng([index, by_hand])
+def simulated(design: Design, by_hand: int, repetitions: int) -> Cell:
+    rng = np.random.default_rng([DESIGNS.index(design), by_hand])
     surest, found = round(hand_grades.share_to_grade(design.alpha) * N), list[float]()
     for _ in range(repetitions):
         scores, wrong = design.population.draw(rng, N)
@@ -63,39 +42,27 @@ def simulated(index: int, by_hand: int, repetitions: int) -> Cell:
         found += [] if threshold is None else [threshold]
     coverage = sum(design.population.share(threshold) for threshold in found) / repetitions
     violated = sum(design.population.risk(threshold) > design.alpha for threshold in found) / repetitions
-    return Cell(design, by_hand, coverage, len(found) / repetitions, violated)
-
-
-def page(cells: list[Cell], *, repetitions: int) -> str:
-    lines = [
-        "# Few labels, simulated",
-        "",
-        f"`python scripts/check_labels.py --repetitions {repetitions}`, {when_and_where()}: {N:,} answers a set, "
-        f"delta = {DELTA:g}. A cell gives the mean share of answers that is delivered, how often a threshold is "
-        "found, and in brackets how often the true error rate among the delivered answers exceeds alpha. The last is "
-        "to be at most delta. The grades are of a random part of the surest answers.",
-        "",
-        f"| population | alpha | {' | '.join(f'{size} by hand' for size in SIZES)} |",
-        "| --- " * (len(SIZES) + 2) + "|",
-    ]
-    for design in DESIGNS:
-        row = (str(cell) for cell in cells if cell.design == design)
-        lines.append(f"| {design.title} | {design.alpha:g} | {' | '.join(row)} |")
-    return "\n".join([*lines, ""])
+    return Cell(design, by_hand, len(found) / repetitions, coverage, violated)
 
 
 def main() -> int:
     given = arguments(__doc__)
-    cases = [(i, size) for i in range(len(DESIGNS)) for size in SIZES]
-    cells: list[Cell] = []
-    with ProcessPoolExecutor(given.workers) as pool:
-        for cell in pool.map(simulated, *zip(*cases, strict=True), [given.repetitions] * len(cases)):
-            cells.append(cell)
-            short = "" if cell.holds else "  <- does not hold"
-            print(f"{len(cells)}/{len(cases)} {cell.design.title}, {cell.by_hand}: {cell}{short}", flush=True)
-    if given.page is not None:
-        given.page.write_text(page(cells, repetitions=given.repetitions), encoding="utf-8")
-    return 0 if all(cell.holds for cell in cells) else 1
+    cells = simulated_all(simulated, product(DESIGNS, SIZES), given.repetitions, workers=given.workers)
+    lines = [
+        "# Few labels, simulated",
+        "",
+        f"`python scripts/check_labels.py --repetitions {given.repetitions}`, {when_and_where()}: {N:,} answers a set, "
+        f"delta = {DELTA:g}. A cell gives the mean share of answers that is delivered, how often a threshold is "
+        "found, and in brackets how often the true error rate among the delivered answers exceeds alpha. The last is "
+        "to be at most delta. The grades are of a random part of the surest answers.",
+        "",
+        *table(
+            ("population", "alpha", *(f"{size} by hand" for size in SIZES)),
+            ((d.title, f"{d.alpha:g}", *(cell.figures for cell in cells if cell.design == d)) for d in DESIGNS),
+        ),
+    ]
+    enough = all(cell.coverage >= FLOORS[cell.n] for cell in cells if cell.design == DESIGNS[0])
+    return finished(given.page, lines, kept=enough and all(cell.holds for cell in cells))
 
 
 if __name__ == "__main__":

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from itertools import product
 
 import numpy as np
 from check_guarantee import Floats
 from numpy.typing import NDArray
-from simulations import WITHIN, arguments, when_and_where
+from simulations import WITHIN, arguments, finished, simulated_all, table, when_and_where
 
 from semgrad_guard.calibration.gates import walk
 
@@ -173,9 +172,8 @@ def altered(rng: Rng, population: Questions) -> Outcome:
     return lambda threshold: outcomes[int(np.abs(grid - threshold).argmin())]
 
 
-def simulated(cell: tuple[str, int], *, repetitions: int) -> Row:
+def simulated(kind: str, n: int, repetitions: int) -> Row:
     """One row of the table."""
-    kind, n = cell
     make, rng = KINDS[kind], np.random.default_rng([n, list(KINDS).index(kind)])
     everyone = make(rng, POPULATION)
     outcomes = (gated(everyone.worst, everyone.wrong), gated(everyone.own, everyone.wrong), altered(rng, everyone))
@@ -194,39 +192,38 @@ def simulated(cell: tuple[str, int], *, repetitions: int) -> Row:
     return Row(kind, n, float(everyone.wrong.mean()), calls, found, broken, delivered)
 
 
-def page(rows: list[Row], repetitions: int) -> str:
-    """The tables, with their machine and date."""
-    head = (
-        "# Promises about questions of several calls\n\n"
-        f"`python scripts/check_questions.py --repetitions {repetitions}`, {when_and_where()}. alpha = delta = "
-        f"{ALPHA}. A question makes several calls, which depend on each other and whose number depends on their "
-        "results. Shares of the calibrations with a broken promise; in brackets the share of questions that is "
-        "delivered.\n\n"
-    )
-    lines = [f"| questions | wrong | calls | labels | {' | '.join(RULES)} |", "| --- " * (4 + len(RULES)) + "|"]
-    for row in rows:
-        cells = (f"{broken:.3f} ({got:.2f})" for broken, got in zip(row.broken, row.delivered, strict=True))
-        lines.append(f"| {row.kind} | {row.error:.2f} | {row.calls:.1f} | {row.n} | {' | '.join(cells)} |")
-    tail = (
-        "\n\nThe first rule is that of `guarded` and `asking`, the second the same with helpers declared "
-        "(`router=False`). In the third, calls are refused one by one and the question continues from an abstention: "
-        "no threshold that was found on whole runs says anything about those runs.\n"
-    )
-    return head + "\n".join(lines) + tail
-
-
-def main() -> None:
+def main() -> int:
     """Simulate, print, and fail where a promise is broken more often than delta allows."""
     given = arguments(__doc__)
-    cells = [(kind, n) for kind in KINDS for n in SIZES]
-    with ProcessPoolExecutor(given.workers) as pool:
-        rows = list(pool.map(partial(simulated, repetitions=given.repetitions), cells))
-    text = page(rows, given.repetitions)
-    print(text)
-    if given.page:
-        given.page.write_text(text, encoding="utf-8")
-    sys.exit(0 if all(row.holds for row in rows) else 1)
+    rows = simulated_all(simulated, product(KINDS, SIZES), given.repetitions, workers=given.workers)
+    lines = [
+        "# Promises about questions of several calls",
+        "",
+        f"`python scripts/check_questions.py --repetitions {given.repetitions}`, {when_and_where()}. alpha = delta = "
+        f"{ALPHA}. A question makes several calls, which depend on each other and whose number depends on their "
+        "results. Shares of the calibrations with a broken promise; in brackets the share of questions that is "
+        "delivered.",
+        "",
+        *table(
+            ("questions", "wrong", "calls", "labels", *RULES),
+            (
+                (
+                    row.kind,
+                    f"{row.error:.2f}",
+                    f"{row.calls:.1f}",
+                    row.n,
+                    *(f"{broken:.3f} ({got:.2f})" for broken, got in zip(row.broken, row.delivered, strict=True)),
+                )
+                for row in rows
+            ),
+        ),
+        "The first rule is that of `guarded` and `asking`, the second the same with helpers declared "
+        "(`router=False`). In the third, calls are refused one by one and the question continues from an abstention: "
+        "no threshold that was found on whole runs says anything about those runs.",
+        "",
+    ]
+    return finished(given.page, lines, kept=all(row.holds for row in rows))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

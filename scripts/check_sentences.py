@@ -12,16 +12,15 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
-from simulations import WITHIN, arguments, when_and_where
+from simulations import WITHIN, arguments, finished, simulated_all, table, when_and_where
 
 from semgrad_guard.calibration import sentences
 from semgrad_guard.calibration.sentences import Promise
@@ -167,57 +166,38 @@ DESIGNS = (
 )
 
 
-def table(cells: Sequence[Cell], promise: Promise) -> Iterator[str]:
-    yield f"| population | {' | '.join(FORMS)} | violated, at most |"
-    yield "| --- " * (len(FORMS) + 2) + "|"
+def rows(cells: Sequence[Cell], promise: Promise) -> Iterator[tuple[str, ...]]:
     for design in DESIGNS:
         row = [cell for cell in cells if (cell.design, cell.promise) == (design, promise)]
         best = {form: 0.0 if design.kind == "flat" else truth(design, form, 100_000).best(promise) for form in FORMS}
-        shown = " | ".join(f"{cell.coverage:.3f} of {best[cell.on_doubt]:.3f}" for cell in row if cell.n == SIZES[-1])
+        shown = (f"{cell.coverage:.3f} of {best[cell.on_doubt]:.3f}" for cell in row if cell.n == SIZES[-1])
         title = f"{design.kind}, correlation {design.correlation:g}{'' if design.leaning else ', none leans'}"
-        yield f"| {title} | {shown} | {max(cell.violated for cell in row):.3f} |"
-
-
-def page(cells: Sequence[Cell], *, repetitions: int) -> str:
-    return "\n".join(
-        (
-            "# The promises about sentences, simulated",
-            "",
-            f"`make check-guarantee`, {when_and_where()}: {repetitions:,} calibrations a cell, alpha = {ALPHA:g}, "
-            f"delta = {DELTA:g}. A cell gives the mean share of sentences that {SIZES[-1]} answers deliver, of the "
-            f"best possible one. Violated is how often the true rate exceeds alpha, with {SIZES[0]} to {SIZES[-1]} "
-            "answers; it is to be at most delta. 30 % of the sentences are wrong, their scores have an AUROC of 0.85, "
-            "and a fifth of them leans on the sentence before. In the flat population all "
-            "thresholds are bad: the score tells nothing, and the rate is just above alpha.",
-            "",
-            "## One of an answer's delivered sentences is wrong",
-            "",
-            *table(cells, "sentence"),
-            "",
-            "## An answer from which something is delivered holds a wrong sentence",
-            "",
-            *table(cells, "answer"),
-            "",
-        )
-    )
+        yield title, *shown, f"{max(cell.violated for cell in row):.3f}"
 
 
 def main() -> int:
     given = arguments(__doc__)
-    work = [(*parts, given.repetitions) for parts in product(DESIGNS, FORMS, SIZES)]
-    cells: list[Cell] = []
-    with ProcessPoolExecutor(given.workers) as pool:
-        for pair in pool.map(simulated, *zip(*work, strict=True)):
-            cells += pair
-            for cell in pair:
-                print(
-                    f"{len(cells)}/{2 * len(work)} {cell.design}, {cell.on_doubt}, {cell.n} answers, {cell.promise}: "
-                    f"{cell.coverage:.3f} delivered, {cell.violated:.3f} violated{'' if cell.holds else '  <- fails'}",
-                    flush=True,
-                )
-    if given.page is not None:
-        given.page.write_text(page(cells, repetitions=given.repetitions), encoding="utf-8")
-    return 0 if all(cell.holds for cell in cells) else 1
+    work = product(DESIGNS, FORMS, SIZES)
+    cells = list(chain(*simulated_all(simulated, work, given.repetitions, workers=given.workers)))
+    head = ("population", *FORMS, "violated, at most")
+    lines = [
+        "# The promises about sentences, simulated",
+        "",
+        f"`make check-guarantee`, {when_and_where()}: {given.repetitions:,} calibrations a cell, alpha = {ALPHA:g}, "
+        f"delta = {DELTA:g}. A cell gives the mean share of sentences that {SIZES[-1]} answers deliver, of the best "
+        f"possible one. Violated is how often the true rate exceeds alpha, with {SIZES[0]} to {SIZES[-1]} answers; it "
+        "is to be at most delta. 30 % of the sentences are wrong, their scores have an AUROC of 0.85, and a fifth of "
+        "them leans on the sentence before. In the flat population all thresholds are bad: the score tells nothing, "
+        "and the rate is just above alpha.",
+        "",
+        "## One of an answer's delivered sentences is wrong",
+        "",
+        *table(head, rows(cells, "sentence")),
+        "## An answer from which something is delivered holds a wrong sentence",
+        "",
+        *table(head, rows(cells, "answer")),
+    ]
+    return finished(given.page, lines, kept=all(cell.holds for cell in cells))
 
 
 if __name__ == "__main__":

@@ -136,13 +136,9 @@ def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def reason(error: Exception) -> str:
-    """The system's own words for an error."""
-    return str(getattr(error, "strerror", None) or error).rstrip(".")
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's text, without its full stop; the name of its type where it has no text."""
-    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+    """Why, without a full stop: the system's own words, or the first line of its text, or the name of its type."""
+    text = getattr(error, "strerror", None) or str(error)
+    return text.strip().partition("\n")[0].rstrip(".") or type(error).__name__
 
 
 NAME = "semgrad-guard"

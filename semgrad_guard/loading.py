@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from semgrad_guard.declared import Bounds, require_valid
 from semgrad_guard.errors import BindingMismatchError, InputError, require_installed
 from semgrad_guard.estimators import KINDS, NEEDS_LABELS
-from semgrad_guard.files import first_line
+from semgrad_guard.files import reason
 from semgrad_guard.named import NAMES, did_you_mean
 from semgrad_guard.settings import ONE_THRESHOLD, REPORTED, EngineOptions, PolicyOptions
 
@@ -128,10 +128,8 @@ def _place(device: str | None) -> str | None:
         with warnings.catch_warnings(action="ignore"):
             torch.ones(1, device=device).add(1).item()  # "meta" makes tensors, and keeps nothing in them
     except (RuntimeError, AssertionError, ImportError) as error:
-        reason = first_line(error).partition(". ")[0][:200]  # a list of all that torch was built for follows
-        raise InputError(
-            f"There is no device {device!r} here that holds a model: {reason}. Try --device cpu."
-        ) from error
+        why = reason(error).partition(". ")[0][:200]  # a list of all that torch was built for follows
+        raise InputError(f"There is no device {device!r} here that holds a model: {why}. Try --device cpu.") from error
     require_installed("accelerate", extra="accelerate")
     return device
 

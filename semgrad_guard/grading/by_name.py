@@ -18,7 +18,7 @@ from semgrad_guard.calibration.prompt_parts import common_subsequence
 from semgrad_guard.engine.prompts.responses import Foreign
 from semgrad_guard.engine.words import normalise, token_f1
 from semgrad_guard.errors import GradingError, InputError, MissingExtraError
-from semgrad_guard.files import first_line, table_of
+from semgrad_guard.files import reason, table_of
 from semgrad_guard.grading.contains import Contains
 from semgrad_guard.grading.grader import (
     AnswerGrader,
@@ -171,7 +171,7 @@ class Judge:
             return cls(init_chat_model(name, temperature=0), name=name)
         except Exception as error:
             raise GradingError(
-                f"The judge {name!r} cannot be set up: {first_line(error)}. Name it as PROVIDER:MODEL, install the "
+                f"The judge {name!r} cannot be set up: {reason(error)}. Name it as PROVIDER:MODEL, install the "
                 "provider's LangChain package, and set its key."
             ) from error
 
@@ -194,7 +194,7 @@ class Judge:
             replies = self._chat.batch([[("user", prompt)] for prompt in prompts], {"max_concurrency": _AT_ONCE})
         except Exception as error:
             raise GradingError(
-                f"{self.name} cannot be asked: {first_line(error)}. Grades given so far are kept; run the same command "
+                f"{self.name} cannot be asked: {reason(error)}. Grades given so far are kept; run the same command "
                 "again to resume."
             ) from error
         return [read_verdict(reply.text) for reply in replies]

@@ -17,7 +17,7 @@ from typing import Any, cast
 from zipfile import BadZipFile
 
 from semgrad_guard.errors import DataFileError, MissingExtraError
-from semgrad_guard.files import TwiceError, distinct, first_line
+from semgrad_guard.files import TwiceError, distinct, reason
 from semgrad_guard.pocket import QUESTIONS_PATH
 from semgrad_guard.questions.cells import FaultError
 from semgrad_guard.questions.columns import tells_even_if_empty
@@ -147,7 +147,7 @@ def _parquet(path: Path) -> Iterator[Entry]:
                 for record in batch.to_pylist():
                     yield Entry(str(path), "row", next(number), record)
     except (OSError, pyarrow.ArrowException) as error:
-        raise DataFileError(f"Cannot read {path}: {first_line(error)}. Is it a Parquet file?") from error
+        raise DataFileError(f"Cannot read {path}: {reason(error)}. Is it a Parquet file?") from error
 
 
 def _numbered(source: str, unit: str, records: Iterable[Any]) -> Iterator[Entry]:
@@ -191,7 +191,7 @@ def _excel(path: Path, content: bytes) -> list[Row]:
         book: Any = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=True)
         sheets = {sheet.title: [*sheet.iter_rows(values_only=True)] for sheet in book.worksheets}
     except (KeyError, ValueError, OSError, BadZipFile) as error:
-        raise DataFileError(f"Cannot read {path}: {first_line(error)}. Is it an Excel workbook (.xlsx)?") from error
+        raise DataFileError(f"Cannot read {path}: {reason(error)}. Is it an Excel workbook (.xlsx)?") from error
     filled = {title: rows for title, rows in sheets.items() if any(any(row) for row in rows)}
     if len(filled) > 1:
         raise DataFileError(f"{path} has the sheets {', '.join(filled)}; save the one with the questions as CSV.")
@@ -217,7 +217,7 @@ def _load(name: str, config: str | None, split: str | None) -> Iterable[Any]:
         found: Any = library.load_from_disk(name) if saved else library.load_dataset(name, config, split=split)
     except (OSError, ValueError, RuntimeError) as error:
         raise DataFileError(
-            f"Cannot load the dataset {name!r}: {first_line(error)}. Name it as {HUB}NAME[:CONFIG][@SPLIT], and check "
+            f"Cannot load the dataset {name!r}: {reason(error)}. Name it as {HUB}NAME[:CONFIG][@SPLIT], and check "
             "that the hub can be reached."
         ) from error
     if not isinstance(found, dict):

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import ClusterError, InputError, require_installed
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.files import first_line
+from semgrad_guard.files import reason
 from semgrad_guard.guard import Policy, estimator_of, judged_by
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.questions.data import Question
@@ -120,7 +120,7 @@ def score_texts(rows: Sequence[Question], scoring: Scoring, *, batch_size: int, 
             yield ScoredText.model_validate_json(row["text"])
     except (OSError, ValueError, ray.exceptions.RayError) as error:
         raise ClusterError(
-            f"Ray could not do this: {first_line(error)}. RAY_ADDRESS names the cluster (HOST:PORT, ray://HOST:PORT); "
+            f"Ray could not do this: {reason(error)}. RAY_ADDRESS names the cluster (HOST:PORT, ray://HOST:PORT); "
             "without it Ray takes the one of this machine, or starts one."
         ) from error
 
