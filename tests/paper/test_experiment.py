@@ -184,12 +184,3 @@ def test_the_variants_of_deep_and_shallow_models() -> None:
     assert deep["l = L-4"].objective == deep["last token"].objective  # one replay
     assert semgrad_ablations(2) == {}
     assert list(semgrad_ablations(3)) == [name for name in deep if name != "l = L-4"]
-
-
-def test_an_empty_answer_has_none(language_model: LanguageModel) -> None:
-    class Empty:
-        @staticmethod
-        def gradients(_: object) -> None:
-            return None
-
-    assert all(ablation(Empty()) is None for ablation in semgrad_ablations(4).values())  # type: ignore[arg-type]

@@ -6,7 +6,6 @@ import importlib.util
 import math
 import re
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -17,21 +16,10 @@ from semgrad_guard.errors import InputError, MissingExtraError
 from semgrad_guard.paper import drawing, figures
 from semgrad_guard.paper.drawing import draw_risk_coverage, inline_svg, require_drawable, save
 from semgrad_guard.paper.figures import BETAS, TAUS, hybrid
-from semgrad_guard.paper.graded import GradedRun
-from semgrad_guard.paper.intervals import crossfitted
 from tests.made_answers import example_run
 
 RUN = example_run(n=120, methods=("HybridGrad", "SemGrad", "ParaGrad", "SAR", "Deg", "G-NLL", "M.I."))
 SPS = np.add.outer(np.arange(6), np.arange(4)) / 10.0
-
-
-def drawn(run: GradedRun) -> list[Any]:
-    confidence = {method: crossfitted(scores, run.correct) for method, scores in run.scores.items()}
-    return [
-        figures.risk_coverage_figure(run),
-        figures.reliability_figure(run, confidence),
-        figures.entropy_figure(run),
-    ]
 
 
 def test_risk_coverage_puts_hybridgrad_in_front() -> None:
@@ -120,14 +108,6 @@ def test_inline_svg_can_stand_beside_others() -> None:
     assert "var(--ink)" in one
     assert "#1f2933" not in one
     assert "HybridGrad</text>" in one
-
-
-def test_drawing_leaves_the_users_style_alone() -> None:
-    import matplotlib
-
-    before = dict(matplotlib.rcParams)
-    drawn(RUN)
-    assert dict(matplotlib.rcParams) == before
 
 
 RNG = np.random.default_rng(0)

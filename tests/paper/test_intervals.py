@@ -155,16 +155,6 @@ def test_ece_and_brier_are_what_their_definitions_say(answers: list[tuple[int, b
     assert score.value == pytest.approx(brier_score_loss(correct, confidence, pos_label=True))
 
 
-def test_intervals_resample_questions() -> None:
-    rng = np.random.default_rng(0)
-    confidence = rng.random(400)
-    correct = (rng.random(400) < confidence).tolist()
-    found = brier(confidence, correct, Resampling(count=500))
-    spread = np.std((confidence - np.array(correct)) ** 2) / 20
-    assert found.low == pytest.approx(found.value - 1.96 * spread, abs=0.004)  # type: ignore[operator]
-    assert found.high == pytest.approx(found.value + 1.96 * spread, abs=0.004)  # type: ignore[operator]
-
-
 def test_answers_without_a_probability_play_no_part() -> None:
     confidence = np.array([0.9, np.nan, 0.2])
     assert brier(confidence, [True, True, False]).value == pytest.approx((0.01 + 0.04) / 2)

@@ -72,14 +72,6 @@ def test_no_verdict_by_words_counts_as_wrong() -> None:
     assert run.settings["right means"].startswith("one sentence asserts a reference")
 
 
-@pytest.mark.parametrize("verdict", [True, False])
-@pytest.mark.parametrize("count", [1, 4])
-def test_all_right_all_wrong_and_a_single_question(verdict: bool, count: int) -> None:
-    run = results({"em": [verdict] * count}, ("a",) * count).graded_run
-    assert run.accuracy == verdict
-    assert auroc(run.scores["HybridGrad"], run.correct) is None
-
-
 def test_the_table_has_a_row_per_question_and_a_column_per_method(tmp_path: Path) -> None:
     texts = ("=cmd()", 'line\nbreak, „quoted“ "too"', None, "d")
     path = results({"bem": [True, False, False, None]}, texts).write_csv(tmp_path / "graded.csv")
@@ -118,8 +110,3 @@ def test_fused_states_are_cross_fitted_once_there_are_labels(tmp_path: Path) -> 
     few = Results(learned_answers(20), {"human": labels[8:28]}, settings, "questions").graded_run
     assert set(few.scores) == set(few.milliseconds) == {"HybridGrad", "G-NLL"}
     assert "left out. FusedStates takes at least" in few.settings["FusedStates"]
-
-
-def test_a_table_needs_no_verdict(tmp_path: Path) -> None:
-    path = results({"human": [None] * 4}).write_csv(tmp_path / "graded.csv")
-    assert path.read_text(encoding="utf-8-sig").count("\n") == 5
