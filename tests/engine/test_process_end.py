@@ -57,17 +57,6 @@ task = loop.create_task(main())
 loop.run_forever()
 """
 
-DAEMON = """
-LONG, pause = GenerationOptions(max_tokens=100), 0.5
-def write_here():
-    ends.append("nothing")
-    with model.turn:
-        model.generate("What is tea?", LONG)
-    ends[-1] = "more"
-threading.Thread(target=write_here, daemon=True).start()
-begun.wait()
-"""
-
 SCHEDULER = """
 from semgrad_guard.guard import Answerer
 from semgrad_guard.server.scheduler import AnswerRequest, Scheduler
@@ -115,16 +104,6 @@ if child := os.fork():
 raise SystemExit(4)
 """
 
-
-FORKED_WITH_A_DAEMON = (
-    """
-child = os.fork()
-if child:
-    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    + DAEMON
-)
-
 FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 
 
@@ -135,9 +114,6 @@ FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
         (STREAM + RAISES, 3, ""),
         pytest.param(STREAM + FORKED, 4, "", marks=FORKS),
         (OFF_LOOP, 0, "AnswerCancelledError"),
-        # its turn is waited for, and the thread goes no further
-        pytest.param(DAEMON, 0, "nothing", marks=pytest.mark.heavy),
-        pytest.param(FORKED_WITH_A_DAEMON, 0, "nothing", marks=FORKS),
         (SCHEDULER, 0, ""),
         (SERVED, 0, ""),
         pytest.param(SUBMITTED, 0, "", marks=pytest.mark.heavy),
@@ -148,8 +124,6 @@ FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
         "raises",
         "forked",
         "off_loop",
-        "daemon",
-        "forked_daemon",
         "self_check",
         "served",
         "submitted",

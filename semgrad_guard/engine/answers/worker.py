@@ -58,7 +58,6 @@ class _Queue:
                     partial(_serve, ref(worker), self),
                     name="semgrad-guard-worker",
                     stop=self._closing,
-                    only_runs_the_model=True,
                 )
 
     def take(self, wanted: Callable[[Job], bool]) -> Job | None:
