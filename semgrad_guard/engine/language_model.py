@@ -11,13 +11,12 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Evidence, Generation
-from semgrad_guard.engine.answers.batch import RunningBatch, drawn
+from semgrad_guard.engine.answers.batch import RunningBatch
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.request import Request, Ticket, outcomes
 from semgrad_guard.engine.answers.sentences import Segment, parts_of, sentences_of
 from semgrad_guard.engine.answers.text import Visible, answered
 from semgrad_guard.engine.answers.worker import Worker, worker_of
-from semgrad_guard.engine.answers.writing import WrittenAnswer, write_whole
 from semgrad_guard.engine.answers.writing_model import WritingModel, name_of
 from semgrad_guard.engine.models.checkpoint import load
 from semgrad_guard.engine.objective import Objective
@@ -184,12 +183,6 @@ class LanguageModel(WritingModel):
     def running_batch(self, objective: Objective | None = None) -> RunningBatch:
         return RunningBatch(self, objective or Objective())
 
-    def write_whole(self, row: WrittenAnswer, objective: Objective | None = None) -> None:
-        write_whole(self, row, objective or Objective())
-
-    def draw(self, rows: Sequence[WrittenAnswer]) -> None:
-        drawn(self, rows)
-
     @property
     def worker(self) -> Worker:
         """The owner of the model's thread; all `LanguageModel`s of the same weights share it."""
@@ -243,8 +236,15 @@ class LanguageModel(WritingModel):
             found = Visible(foreign.answer, (), reasoning=foreign.reasoning)
         else:
             found = answered(encoded, (), self, prompt.thinking, cut=cut)
-        answer = Answer(prompt, foreign.answer, found.scored_ids, found.preceding, found.reasoning)
-        return Evidence(BatchScoring(self, [answer]), cut=len(encoded) if cut else None)
+        answer = Answer(
+            prompt,
+            foreign.answer,
+            found.scored_ids,
+            found.preceding,
+            found.reasoning,
+            cut=len(encoded) if cut else None,
+        )
+        return Evidence(BatchScoring(self, [answer]))
 
     def sentences(self, answer: Evidence, *, known: int = 0) -> list[tuple[Span, Evidence | None]] | None:
         """The sentences of an answer's text, each with its evidence: its tokens, given everything before them.
@@ -252,7 +252,7 @@ class LanguageModel(WritingModel):
         A sentence that holds no token's last character has none, nor have the first `known`. None where the answer's
         tokens spell another text.
         """
-        return sentences_of(answer, self, known=known)
+        return sentences_of(answer, known=known)
 
     def parts(self, answer: Evidence, spans: Sequence[Span]) -> list[Evidence | None]:
         """Pieces [start, end) of an answer as its tokens spell it (`spelled`), in order, each with its evidence.
@@ -260,7 +260,7 @@ class LanguageModel(WritingModel):
         A piece has the tokens that spell any of it, and the one that ends it, given everything before them. None where
         these all belong to the piece before.
         """
-        return parts_of(answer, spans, self)
+        return parts_of(answer, spans)
 
     def spelled(self, answer: Evidence) -> str:
         """The text of an answer's tokens, special tokens included."""

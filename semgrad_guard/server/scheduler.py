@@ -11,13 +11,12 @@ import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, InstanceOf
 
 from semgrad_guard.adapters.calls import AnswerForm, new_id, openai_logprobs, token_texts
 from semgrad_guard.engine.answers.answer import Generation
-from semgrad_guard.engine.answers.batching import Batching
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.request import Pieces, Request, Ticket
 from semgrad_guard.engine.answers.sentences import EndedSentences
@@ -44,6 +43,8 @@ from semgrad_guard.records import Message, Verdict
 from semgrad_guard.server.answers import Answer, Cuts, pieces_of
 
 T = TypeVar("T")
+Batching = Literal["steps", "none"]
+"""How requests share a model: they join and leave at any step; not at all."""
 RETRY = 5
 """Seconds after which a client that was refused may try again."""
 _ENDING = "the server is shutting down; try again later"
@@ -312,11 +313,11 @@ class Scheduler(ModelQueue):
         self._open: dict[Stop, Ticket[Any] | None] = {}
         self._reader = ThreadPoolExecutor(1, "semgrad-guard-reader")
         self._closed = False
-        self.model.worker.run(lambda: self.model.worker.look(self.model)).outcome()
+        self._joins = self.model.worker.run(lambda: self.model.joins).outcome()
 
     @property
     def batching(self) -> Batching | None:
-        return self.model.worker.batching(self.model)
+        return "steps" if self._joins else "none"
 
     @property
     def depth(self) -> int:
@@ -356,6 +357,10 @@ class Scheduler(ModelQueue):
         try:
             with stopping(stop), cancelling(stop):
                 return await ain_time(self._result(make, stop))
+        except AnswerCancelledError:
+            if self._closed:
+                raise AnswerCancelledError(_ENDING) from None
+            raise
         finally:
             del self._open[stop]
 
@@ -370,10 +375,7 @@ class Scheduler(ModelQueue):
         for stop in list(self._open):
             stop.cancel()
         self._reader.shutdown()
-        tickets = [ticket for ticket in self._open.values() if ticket is not None]
-        for ticket in tickets:
-            ticket.refuse(AnswerCancelledError(_ENDING))
-        wait(tickets)
+        wait([ticket for ticket in self._open.values() if ticket is not None])
 
 
 class LiveAnswers(Iterated[Piece]):

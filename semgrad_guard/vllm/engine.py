@@ -103,8 +103,6 @@ class WrittenAnswers(RunningBatch):
     def _tape(self, row: WrittenAnswer) -> Tape | None:
         return self._listener.tape(cast(VLLMAnswer, row))
 
-    _tape_so_far = _tape
-
     def _leave(self) -> None:
         self._keep([number for number, row in enumerate(self._rows) if not row.done])
 
@@ -137,7 +135,7 @@ class VLLMBatch(WrittenAnswers):
         self.join(rows)
         yield True
 
-    def step(self, *, look: bool = True) -> None:
+    def step(self) -> None:
         """As `RunningBatch.step`, for the answers whose prompt was read; every step looks at the model."""
         with self._scorer.lock:
             try:
@@ -149,6 +147,13 @@ class VLLMBatch(WrittenAnswers):
                 self.drop(self._rows)
                 raise
             self._leave()
+
+    def write_whole(self, rows: Sequence[WrittenAnswer]) -> None:
+        """As `RunningBatch.write_whole`, in a batch of their own."""
+        batch = VLLMBatch(self._model, self._objective, listener=self._listener)
+        batch.join(rows)
+        while batch.rows:
+            batch.step()
 
 
 def require_taken(options: GenerationOptions, config: Any) -> None:

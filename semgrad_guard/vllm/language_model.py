@@ -9,7 +9,6 @@ from typing import Any, Self, cast
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
-from semgrad_guard.engine.answers.writing import WrittenAnswer
 from semgrad_guard.engine.answers.writing_model import ModelIdentity, name_of
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
@@ -130,10 +129,3 @@ class VLLMLanguageModel(TwinLanguageModel):
     def running_batch(self, objective: Objective | None = None) -> VLLMBatch:
         """vLLM's own running batch. For one thread."""
         return VLLMBatch(self, objective or Objective(), listener=self._engine)
-
-    def write_whole(self, row: WrittenAnswer, objective: Objective | None = None) -> None:
-        """As `WritingModel.write_whole`, in a batch of vLLM's."""
-        batch = self.running_batch(objective)
-        batch.join([row])
-        while batch.rows:
-            batch.step()

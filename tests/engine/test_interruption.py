@@ -296,10 +296,10 @@ def test_a_stream_that_is_left_stops_its_model(make_language_model: Make, how: s
     model.scorer.exactness()
     steps.expect(100, until_stopped)
     stream = streamed(model, "What is tea?", LONG)
-    stream.next().result(LIMIT)
-    ticket = stream.ticket
+    assert stream.next().call()
+    ticket = stream._begun()
     if how == "closed":
-        stream.close()
+        stream.stop()
     del stream
     assert isinstance(ticket.exception(LIMIT), AnswerCancelledError)
     steps.remove()

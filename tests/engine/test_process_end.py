@@ -42,7 +42,7 @@ def write():
 STREAM = """
 from tests.engine.worker_calls import streamed
 stream = streamed(model, "What is tea?", LONG)
-stream.next().result()
+stream.next().call()
 """
 
 OFF_LOOP = """

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard.engine.answers.batch import RunningBatch
 from semgrad_guard.engine.answers.options import DiverseBeams, Sampling, sampling_processors
 from semgrad_guard.engine.answers.readings import middle_layer, read
 from semgrad_guard.engine.scores.scorer import scorer_of
@@ -44,14 +45,13 @@ def test_a_sample_depends_on_seed_prompt_and_number_alone(language_model: Langua
 
 
 def test_samples_are_drawn_once_for_equal_plans_and_the_whole_batch(language_model: LanguageModel, monkeypatch) -> None:
-    drawn: list[int] = []
-    draw = language_model.draw
-    monkeypatch.setattr(language_model, "draw", lambda rows: (drawn.append(len(rows)), draw(rows))[1])
+    drawn, draw = list[int](), RunningBatch.draw
+    monkeypatch.setattr(RunningBatch, "draw", lambda *call: (drawn.append(len(call[1])), draw(*call))[1])
     batch = answered(language_model, QUESTIONS)
     first = [evidence.samples(Sampling(count=2, max_tokens=3)) for evidence in batch]
     again = [evidence.samples(Sampling(count=2, max_tokens=3)) for evidence in batch]
     cooler = [evidence.samples(Sampling(count=2, max_tokens=3), temperature=0.5) for evidence in batch]
-    assert drawn == [2 * len(QUESTIONS)]
+    assert drawn == [len(QUESTIONS)]
     assert all(one is other for one, other in zip(first, again, strict=True))
     assert [[s.ids for s in own] for own in cooler] == [[s.ids for s in own] for own in first]
     assert cooler[0][0].log_probs != first[0][0].log_probs

@@ -109,7 +109,7 @@ def answers_of(model: LanguageModel, way: str, options: GenerationOptions) -> li
     if way == "batch":
         return model.generate_batch(QUESTIONS_TO_THINK, options)
     streams = [streamed(model, question, options) for question in QUESTIONS_TO_THINK]
-    found = [(pieces_of(stream), stream.ticket.result()) for stream in streams]
+    found = [(pieces_of(stream), stream.draft().call()) for stream in streams]
     assert all("".join(pieces) == generation.text for pieces, generation in found)
     return [generation for _, generation in found]
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy, Verdict
-from semgrad_guard.engine.answers import batching, worker
+from semgrad_guard.engine.answers import batch, running, worker
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.request import Ticket
 from semgrad_guard.engine.interruption import Stop, stopping
@@ -218,17 +218,17 @@ def test_a_batch_shares_its_steps_with_a_stranger(make_language_model: Make, how
     steps, reached, go_on = Steps(model), threading.Event(), threading.Event()
     steps.at(6, lambda: (reached.set(), go_on.wait(LIMIT)))
     with ThreadPoolExecutor() as threads_of_callers:
-        batch = threads_of_callers.submit(
+        asked = threads_of_callers.submit(
             lambda: guard.batch(questions) if how == "batch" else asyncio.run(guard.abatch(questions))
         )
         assert reached.wait(LIMIT)
-        written = sum(len(running._batch.rows) for running in model.worker._running.values())
-        assert written > batching.ROWS if rows is None else written <= rows  # some have ended already
+        written = sum(len(some._batch.rows) for some in model.worker._running.values())
+        assert written > batch.ROWS if rows is None else written <= rows  # some have ended already
         stranger, still_writing = submitted(model, "hello", max_tokens=3), list[bool]()
-        stranger.add_done_callback(lambda _: still_writing.append(not batch.done()))  # before the next step
+        stranger.add_done_callback(lambda _: still_writing.append(not asked.done()))  # before the next step
         go_on.set()
         assert stranger.result(LIMIT).text
-        found = batch.result(LIMIT)
+        found = asked.result(LIMIT)
         assert still_writing == [True]
     for one, single in zip(found, alone, strict=True):
         assert (one.text, one.action) == (single.text, single.action)
@@ -288,7 +288,7 @@ def test_a_long_prompt_is_read_between_the_steps_of_others(make_language_model: 
     found = ticket.result(LIMIT)
     other.result(LIMIT)
     passes.end()
-    assert max(passes.widths) <= batching._READ
+    assert max(passes.widths) <= running._READ
     assert (found.text, found.response_ids) == (alone.text, alone.response_ids)
     if expected is not None:
         assert scored(found, objective) == pytest.approx(expected, rel=2e-5)
@@ -312,7 +312,7 @@ def test_samples_are_drawn_between_the_steps_of_others(make_language_model: Make
     assert len(apart) >= 5, "the stream continues while the samples are drawn"
     assert max(apart) <= 20, "half a character is held back for some steps, and no sample is as short"
     assert verdict.uncertainty == pytest.approx(alone.uncertainty, rel=2e-5)
-    assert ended <= passes[0] + 40 + 12, "the samples share the steps of their own answer"
+    assert ended <= passes[0] + 2 * 40 + 12, "a pass for the samples, and one for the stream and the answer"
 
 
 def test_a_long_prompt_whose_caller_leaves_is_read_no_further(make_language_model: Make) -> None:
@@ -340,7 +340,6 @@ def test_a_long_prompt_whose_caller_leaves_is_read_no_further(make_language_mode
 def test_rows_that_see_each_other_after_a_change_are_written_one_by_one(make_language_model: Make) -> None:
     model = make_language_model(seed=2)
     submitted(model, "hello").outcome()
-    assert model.worker.batching(model) == "steps"
     layer: Any = model._model.get_submodule("model.layers.0")
     layer.register_forward_hook(lambda *call: call[2] + 0.3 * call[2].mean(0, keepdim=True))
     expected = [whole_run(model, text, GenerationOptions(max_tokens=8)).text for text in QUESTIONS]
@@ -348,4 +347,4 @@ def test_rows_that_see_each_other_after_a_change_are_written_one_by_one(make_lan
     tickets = [submitted(model, text) for text in QUESTIONS]
     free.set()
     assert [ticket.result(LIMIT).text for ticket in tickets] == expected
-    assert model.worker.batching(model) == "none"
+    assert not model.joins

@@ -192,7 +192,7 @@ def test_the_thoughts_of_samples_have_the_answers_budget(model: LanguageModel, p
     draws = (plan,) if together else ()  # drawn while the answer is written
     request = Request(prompt=model.render(QUESTIONS[0]), options=(options,), draws=draws, finish=itemgetter(0))
     evidence = model.submit(request).result().evidence
-    assert evidence.scoring.has(plan, evidence.row) == together
+    assert ((plan, evidence.row) in evidence.scoring._results) == together
     for sample in evidence.samples(plan):
         assert sample.preceding[4 : 4 + len(closing)] == closing
 

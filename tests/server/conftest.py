@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Policy
-from semgrad_guard.engine.answers.request import Work
+from semgrad_guard.engine.answers.running import Work
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.guard import Answerer, Terms
 from tests.steps import LIMIT, Steps, until

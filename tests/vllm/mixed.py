@@ -159,7 +159,7 @@ class Mixed:
 
 def is_left(answer: Generation) -> bool:
     """Whether vLLM's passes have left all that a replay takes."""
-    tape = answer.scoring.tape(answer.row)
+    tape = answer.evidence.scoring.tape(answer.evidence.row)
     return tape is not None and answer.evidence.answer.row(Objective(), tape).is_on(tape, tape.layer)
 
 

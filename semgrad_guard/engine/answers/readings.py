@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.answers.options import Ids
-from semgrad_guard.engine.replay.tape import growing_cache
+from semgrad_guard.engine.replay.tape import KeysValues, below, growing_cache, keys_of
 from semgrad_guard.engine.scores.scorer import Scorer, clean_slate
 
 _LOGITS = 1 << 27  # rows x response tokens x vocabulary of one pass
@@ -47,11 +46,11 @@ def read(scorer: Scorer, prompt: Ids, answers: Sequence[tuple[Ids, Ids]], *, tem
         longest = max((len(before) + len(ids) for before, ids in answers if ids), default=1)
         shares = scorer.joins and len(prompt) > 1
         step = max(1, _LOGITS // (longest * scorer.vocabulary)) if shares else 1
-        cache = _prefilled(scorer, prompt[:-1]) if shares and known else None
+        prefix = _keys(scorer, prompt[:-1]) if shares and known else None
         found = [Reading()] * len(answers)
         for start in range(0, len(known), step):
             rows = known[start : start + step]
-            readings = _pass(scorer, prompt, [answers[number] for number in rows], cache, temperature)
+            readings = _pass(scorer, prompt, [answers[number] for number in rows], prefix, temperature)
             for number, reading in zip(rows, readings, strict=True):
                 found[number] = reading
         return found
@@ -72,31 +71,29 @@ def likeliest(scorer: Scorer, prompt: Ids, answer: Ids, count: int) -> list[tupl
     return [tuple(zip(*row, strict=True)) for row in zip(places.tolist(), values.tolist(), strict=True)]
 
 
-def _prefilled(scorer: Scorer, prompt: Ids) -> Cache:
+def _keys(scorer: Scorer, prompt: Ids) -> Sequence[KeysValues]:
+    """A prompt's keys and values."""
     twin, cache = scorer.twin, growing_cache()
-    ids = torch.tensor([list(prompt)], device=twin.device)
     twin.reset()
     with twin.headless():
-        twin.call(ids, cache=cache)
-    return cache
+        twin.call(torch.tensor([list(prompt)], device=twin.device), cache=cache)
+    return keys_of(cache, 0, 0)
 
 
 def _pass(
-    scorer: Scorer, prompt: Ids, answers: Sequence[tuple[Ids, Ids]], prefix: Cache | None, temperature: float
+    scorer: Scorer,
+    prompt: Ids,
+    answers: Sequence[tuple[Ids, Ids]],
+    prefix: Sequence[KeysValues] | None,
+    temperature: float,
 ) -> list[Reading]:
-    """Answers behind a prompt, whose tokens but the last are in the `prefix`; padded on the right, where none looks."""
+    """Answers behind a prompt; the `prefix` are the keys of its tokens but the last. Padded on the right, where none
+    looks."""
     twin, n_layers = scorer.twin, scorer.architecture.n_layers
     begin = [*prompt] if prefix is None else [prompt[-1]]
     texts = [torch.tensor([*begin, *before, *ids]) for before, ids in answers]
     ids = pad_sequence(texts, batch_first=True).to(twin.device)
-    cache = None
-    if prefix is not None:
-        cache = growing_cache()
-        layers: list[Any] = prefix.layers
-        for number, layer in enumerate(layers):
-            if layer.is_initialized:
-                halves = (half.expand(len(answers), *half.shape[1:]) for half in (layer.keys, layer.values))
-                cache.update(*halves, number)
+    cache = None if prefix is None else below([prefix] * len(answers))
     layer, seen = middle_layer(n_layers), list[torch.Tensor]()
     watched: Any = {layer: seen.append} if twin.layers and layer < n_layers else {}
     twin.reset()

@@ -1,46 +1,28 @@
-"""One answer as it is written, token by token, whichever engine runs the model's passes.
-
-A `WrittenAnswer` takes its tokens from a running batch (`batch.py`), from vLLM, or from a run of its own: the library's
-`generate` writes all of them where a model cannot take answers in and out (a recurrent state, no keys by position).
-"""
+"""One answer as it is written, token by token, whichever engine runs the model's passes."""
 
 from __future__ import annotations
 
-import copy
 import secrets
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import LogitsProcessorList
 from transformers.cache_utils import Cache
 
-from semgrad_guard.engine.answers.options import (
-    DiverseBeams,
-    GenerationOptions,
-    Sample,
-    SamplingPlan,
-    ThoughtLimit,
-    force,
-    sampling_processors,
-)
+from semgrad_guard.engine.answers.options import GenerationOptions, ThoughtLimit, sampling_processors
 from semgrad_guard.engine.answers.text import CertainText, Piece, StopStrings, Visible, answered
 from semgrad_guard.engine.answers.writing_model import WritingModel
-from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.responses import Reasoning, Thinking
-from semgrad_guard.engine.replay.replay import cut_cache
 from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape
-from semgrad_guard.engine.replay.twin import CACHE
-from semgrad_guard.engine.scores.scorer import clean_slate
 
 
 class WrittenAnswer:
     """An answer to a prompt that is being written. `error` is the error that ended it, where it cannot be written.
 
-    `listener` gets every piece of text and thought, as soon as it is certain. An answer that is not `scored` is drawn
-    for the score of another one. `processors` choose its tokens in the place of the options' sampling.
+    `listener` gets every piece of text and thought, as soon as it is certain. `processors` choose its tokens in the
+    place of the options' sampling.
 
     `passes` are the recorders that hold it, with its row; `begin` is the position of the first state that they keep.
     `keys` are those of its positions, once it is done. Or else `cut` is the cache of all positions before `begin`.
@@ -53,10 +35,9 @@ class WrittenAnswer:
         options: GenerationOptions,
         *,
         listener: Callable[[Piece], None] | None = None,
-        scored: bool = True,
         processors: LogitsProcessorList | None = None,
     ) -> None:
-        self.prompt, self.options, self.scored, self._listener = prompt, options, scored, listener
+        self.prompt, self.options, self._listener = prompt, options, listener
         self.replayed = False  # whether its tape is incomplete, so that its text is read again for its score
         self.ids: list[int] = []
         self.ended, self.done = False, False
@@ -100,16 +81,6 @@ class WrittenAnswer:
         """The answer among the tokens produced."""
         thinking = thinking_of(self.prompt, self.options)
         return answered(self.ids, self.options.stop, self._codec, thinking, cut=not self.ended)
-
-    def sample(self) -> Sample:
-        """As a sample that is not yet judged."""
-        found = self.visible()
-        return Sample(
-            found.text,
-            found.scored_ids,
-            preceding=found.preceding if found.scored_ids else (),
-            why_unscored=None if found.reasoning is None else found.reasoning.why_unscored,
-        )
 
     def fail(self, error: BaseException) -> None:
         """The answer ends here, with an error."""
@@ -168,65 +139,3 @@ def _processors(model: WritingModel, prompt: Prompt, options: GenerationOptions)
     if options.grammar is not None:
         found.insert(0, model.grammars.processor(options.grammar, width=len(prompt.ids)))
     return found
-
-
-def planned(model: WritingModel, prompt: Prompt, options: GenerationOptions, plan: SamplingPlan) -> list[WrittenAnswer]:
-    """The answers to a prompt that a plan draws; they end as one with the options does, in any form."""
-    window = model.context_window
-    room = plan.max_tokens if window is None else min(plan.max_tokens, window - len(prompt.ids))
-    if isinstance(plan, DiverseBeams):
-        ends = replace(options, max_tokens=room, grammar=None)
-        groups = plan.processors(len(prompt.ids), model.end_tokens)
-        return [WrittenAnswer(model, prompt, ends, scored=False, processors=own) for own in groups]
-    rows = [replace(one, max_tokens=room) for one in plan.rows(prompt.ids, options)]
-    return [WrittenAnswer(model, prompt, one, scored=False) for one in rows]
-
-
-def write_whole(model: WritingModel, row: WrittenAnswer, objective: Objective) -> None:
-    """Have the library's `generate` write an answer from the first token to the last, by its own choice of tokens.
-
-    `objective` is that of later scoring: the cache before the first position that it needs is kept for it.
-
-    Raises:
-        AnswerInterruptedError: the current stop ended it.
-    """
-    end = next(iter(model.end_tokens), 0)
-
-    def write(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Leave one token: the one that the row has written, or the end where it has written none."""
-        before = len(row.ids)
-        row.write(scores[0], int(scores.argmax()))
-        force(scores[0], row.ids[-1] if len(row.ids) > before else end)
-        return scores
-
-    def is_done(ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        return torch.tensor([row.done], device=ids.device)
-
-    ids = torch.tensor([list(row.prompt.ids)], device=model.scorer.device)
-    with model.scorer.lock, clean_slate(), torch.no_grad():
-        if row.scored and objective.gradients:
-            _keep_cache(model, row, ids, objective)
-        model.scorer.twin.generate(
-            ids,
-            torch.ones_like(ids),
-            **({} if row.cut is None else {CACHE: copy.deepcopy(row.cut)}),
-            generation_config=GenerationConfig(
-                max_new_tokens=row.options.max_tokens, do_sample=False, pad_token_id=end
-            ),
-            logits_processor=LogitsProcessorList([cast("Any", write)]),
-            stopping_criteria=StoppingCriteriaList([cast("Any", is_done)]),
-        )
-
-
-def _keep_cache(model: WritingModel, row: WrittenAnswer, ids: torch.Tensor, objective: Objective) -> None:
-    """Read a prompt up to the first position that scoring needs, where scores continue from a cache cut there."""
-    scorer, n = model.scorer, len(row.prompt.ids)
-    known = scorer.if_checked()
-    if known is None or known.way != "continued":
-        return
-    scorer.twin.reset()
-    row.begin = n + min(objective.positions(row.prompt.semantic_token.offset, n))
-    found: Any = cut_cache(scorer.twin, ids[:, : row.begin])
-    # Of a cache without keys by position `generate` cannot tell how much of the prompt it holds.
-    if found is not None and not all(getattr(found, "is_linear", (True,))):
-        row.cut, row.epoch = found, scorer.epoch

@@ -1,4 +1,7 @@
-"""`WritingModel`: a loaded model that answers prompts, its opinion of answers, its identity, template and window."""
+"""`WritingModel`: a loaded model, as those who write and score its answers know it.
+
+Its prompts, its opinion of answers, its identity, template and window.
+"""
 
 from __future__ import annotations
 
@@ -293,22 +296,6 @@ class WritingModel(Codec):
         """A `RunningBatch`, which answers join and leave at any step. For a model that `joins`; for one thread.
 
         `objective` is that of later scoring, as in `generate`.
-        """
-        raise NotImplementedError
-
-    def write_whole(self, row: Any, objective: Objective | None = None) -> None:
-        """Write a `WrittenAnswer` in one go; `objective` is that of later scoring.
-
-        Raises:
-            AnswerInterruptedError: the current stop ended it.
-        """
-        raise NotImplementedError
-
-    def draw(self, rows: Sequence[Any]) -> None:
-        """Write `WrittenAnswer`s that are drawn for the scores of others.
-
-        Raises:
-            Exception: one of them cannot be written.
         """
         raise NotImplementedError
 

@@ -13,7 +13,6 @@ from functools import partial
 from secrets import token_hex
 from typing import Any, Generic, TypeVar
 
-from semgrad_guard.engine.answers.batching import Batching
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.sentences import OpenSentences
 from semgrad_guard.engine.answers.text import CertainText, Piece
@@ -40,7 +39,7 @@ from semgrad_guard.server.in_vllm.messages import (
     ToRead,
     Written,
 )
-from semgrad_guard.server.scheduler import AnswerRequest, ForeignText, ModelQueue, Segment
+from semgrad_guard.server.scheduler import AnswerRequest, Batching, ForeignText, ModelQueue, Segment
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.vllm.engine import sampling_of
 from semgrad_guard.vllm.shared_weights import library
