@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from semgrad_guard.engine.answers.request import Pieces, Ticket, waited
-from semgrad_guard.engine.answers.text import Piece
+from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.engine.sentences import Span, decided
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError

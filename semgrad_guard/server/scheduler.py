@@ -20,11 +20,10 @@ from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.request import Pieces, Request, Ticket
 from semgrad_guard.engine.answers.sentences import EndedSentences
-from semgrad_guard.engine.answers.text import Piece
+from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import AnswerCancelledError, InputError, PromptTooLongError, QueueFullError
 from semgrad_guard.estimators.gradients import ReplayEstimator
 from semgrad_guard.guard import (
@@ -196,7 +195,7 @@ Segment = dict[str, Any]
 its tokens has one."""
 
 
-def segments(text: ForeignText, by: By, answerer: Answerer) -> list[Segment]:
+def segments(text: ForeignText, answerer: Answerer) -> list[Segment]:
     """A text's sentences.
 
     Raises:
@@ -207,7 +206,7 @@ def segments(text: ForeignText, by: By, answerer: Answerer) -> list[Segment]:
         raise InputError(f"{estimator.name} compares whole answers; leave 'by' out, or serve with hybridgrad").about(
             "by"
         )
-    found = answerer.model.score(text.conversation, text.text, by=by, objective=estimator.objective)
+    found = answerer.model.segments(text.conversation, text.text, objective=estimator.objective)
     values = [None if one.scores is None else estimator.value(one.scores) for one in found]
     return [
         {"text": one.text, "start": one.start, "end": one.end, "uncertainty": value}
@@ -280,7 +279,7 @@ class ModelQueue:
         """A text from elsewhere with its score, or without one; the record has the same form."""
         raise InputError(_NO_MODEL)
 
-    async def segments(self, text: ForeignText, by: By) -> list[Segment]:
+    async def segments(self, text: ForeignText) -> list[Segment]:
         """As `writing.segments`."""
         raise InputError(_NO_MODEL)
 
@@ -333,8 +332,8 @@ class Scheduler(ModelQueue):
     async def judged(self, text: ForeignText) -> Draft[None]:
         return await self.work(lambda: judged(text, self.answerer))
 
-    async def segments(self, text: ForeignText, by: By) -> list[Segment]:
-        return await self.work(lambda: segments(text, by, self.answerer))
+    async def segments(self, text: ForeignText) -> list[Segment]:
+        return await self.work(lambda: segments(text, self.answerer))
 
     async def pieces(self, text: str) -> tuple[str, ...]:
         return await self.work(lambda: token_pieces(self.model, text))

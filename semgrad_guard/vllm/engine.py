@@ -92,13 +92,16 @@ class WrittenAnswers(RunningBatch):
 
     def join(self, rows: Sequence[WrittenAnswer]) -> None:
         """As `RunningBatch.join`, but that the next steps read the prompts. InputError: vLLM does not take one."""
-        try:
-            for row in rows:
-                self._listener.add(cast(VLLMAnswer, row))
-                self._rows.append(row)
-        except BaseException:
-            self.drop(rows)
-            raise
+        with self._scorer.lock:
+            current_stop().check()
+            self.require_the_same_model()
+            try:
+                for row in rows:
+                    self._listener.add(cast(VLLMAnswer, row))
+                    self._rows.append(row)
+            except BaseException:
+                self.drop(rows)
+                raise
 
     def _tape(self, row: WrittenAnswer) -> Tape | None:
         return self._listener.tape(cast(VLLMAnswer, row))
@@ -123,13 +126,6 @@ class VLLMBatch(WrittenAnswers):
         """Whether this answer can join: vLLM takes every one."""
         return True
 
-    def join(self, rows: Sequence[WrittenAnswer]) -> None:
-        """As `WrittenAnswers.join`, unless the current stop ends it, or the model was changed."""
-        with self._scorer.lock:
-            current_stop().check()
-            self.require_the_same_model()
-            super().join(rows)
-
     def join_in_pieces(self, rows: Sequence[WrittenAnswer], piece: int) -> Iterator[bool]:
         """Like `join`: vLLM itself reads prompts in pieces."""
         self.join(rows)
@@ -148,7 +144,7 @@ class VLLMBatch(WrittenAnswers):
                 raise
             self._leave()
 
-    def write_whole(self, rows: Sequence[WrittenAnswer]) -> None:
+    def write_whole(self, rows: Sequence[WrittenAnswer], *, scored: bool = True) -> None:
         """As `RunningBatch.write_whole`, in a batch of their own."""
         batch = VLLMBatch(self._model, self._objective, listener=self._listener)
         batch.join(rows)

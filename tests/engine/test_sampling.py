@@ -17,6 +17,7 @@ from semgrad_guard.engine.answers.readings import middle_layer, read
 from semgrad_guard.engine.scores.scorer import scorer_of
 from semgrad_guard.errors import InputError
 
+from .running import wrapped
 from .tiny_models import ARCHITECTURES, STATEFUL, shared, token_ids
 
 QUESTIONS = ["q", "What is it?", "Say something longer, please."]
@@ -130,6 +131,27 @@ def test_foreign_text_is_compared_with_the_models_own_samples(language_model: La
     plan = Sampling(count=3, max_tokens=4)
     own = answered(language_model, ["What is it?"])[0]
     assert [s.ids for s in evidence.samples(plan)] == [s.ids for s in own.samples(plan)]
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "falcon-h1", "lfm2"])
+def test_samples_of_a_model_with_states_are_written_together(name: str, monkeypatch) -> None:
+    """Each is drawn as by itself; where rows may see each other they are written by themselves."""
+    model, plan, together = wrapped(name), Sampling(count=5, max_tokens=6), list[int]()
+    generate = RunningBatch._generate
+    monkeypatch.setattr(
+        RunningBatch, "_generate", lambda *call, **more: (together.append(len(call[1])), generate(*call, **more))[1]
+    )
+
+    def drawn() -> list[tuple[int, ...]]:
+        return [sample.ids for sample in model.evidence("What is tea?", "A drink.").samples(plan)]
+
+    found = drawn()
+    model.max_batch = 2
+    assert drawn() == found
+    model.max_batch = None
+    model._model.register_forward_hook(lambda *_: None)
+    assert drawn() == found
+    assert together == [5, 2, 2, 1, *[1] * 5]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import Sampling
-from semgrad_guard.engine.answers.text import visible
+from semgrad_guard.engine.answers.writing import visible
 from tests.thinking import ANSWERS, THOUGHTS, thinking_model
 
 from .worker_calls import pieces_of, streamed

@@ -12,17 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import torch
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy, Verdict
 from semgrad_guard.engine.answers import batch, running, worker
 from semgrad_guard.engine.answers.answer import Generation
-from semgrad_guard.engine.answers.request import Ticket
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import (
     AnswerCancelledError,
-    AnswerInterruptedError,
     DeadlineExceededError,
     InputError,
     PromptTooLongError,
@@ -111,24 +108,6 @@ def test_a_cancelled_or_late_caller_does_not_wait_for_its_turn(make_language_mod
     assert waits.result(LIMIT).text == whole_run(model, "waits", GenerationOptions(max_tokens=8)).text
 
 
-def test_cancelling_what_is_being_written_ends_it(make_language_model: Make) -> None:
-    model, pieces = make_language_model(seed=2), list[str]()
-    ticket: Ticket[Generation] | None = None
-    given = threading.Event()
-
-    def listen(piece: str) -> None:
-        assert given.wait(LIMIT)
-        pieces.append(piece)
-        if len(pieces) == 3 and ticket is not None:
-            ticket.cancel()
-
-    ticket = submitted(model, "hello", max_tokens=150, temperature=1.0, seed=3, on_piece=listen)
-    given.set()
-    with pytest.raises(AnswerCancelledError):
-        ticket.result(LIMIT)
-    assert len(pieces) <= 4
-
-
 async def test_a_cancelled_task_cancels_its_request(make_language_model: Make) -> None:
     model = make_language_model(seed=2)
     free = busy(model)
@@ -150,9 +129,12 @@ def test_a_caller_that_has_the_models_turn_is_answered_within_it(language_model:
 
 
 def test_weights_are_freed_with_their_last_user(make_language_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The idle thread holds none of them, and ends some time later."""
-    monkeypatch.setattr(worker, "IDLE", 1.0)
+    """The idle thread holds none of them, and ends some time later; the next request begins another one."""
+    monkeypatch.setattr(worker, "IDLE", 0.5)
     before, model = threads(), make_language_model(seed=2)
+    expected = submitted(model, "hello").outcome().text
+    until(lambda: set(threads()) <= set(before))
+    assert submitted(model, "hello").outcome().text == expected
     ghosts = [weakref.ref(model), weakref.ref(model._model), weakref.ref(model.worker), weakref.ref(model.scorer)]
     assert submitted(model, "hello").outcome().completion_tokens > 1
     [idle] = [thread for thread in threads() if thread not in before]
@@ -160,14 +142,6 @@ def test_weights_are_freed_with_their_last_user(make_language_model: Make, monke
     until(lambda: gc.collect() is not None and not any(ghost() for ghost in ghosts))
     idle.join(LIMIT)
     assert not idle.is_alive()
-
-
-def test_an_idle_thread_that_has_ended_begins_anew(make_language_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "IDLE", 0.01)
-    before, model = threads(), make_language_model(seed=2)
-    expected = submitted(model, "hello").outcome().text
-    until(lambda: set(threads()) <= set(before))
-    assert submitted(model, "hello").outcome().text == expected
 
 
 @pytest.mark.parametrize("how", ["coroutines", "threads", "streams"])
@@ -244,22 +218,6 @@ def test_a_batch_of_which_one_cannot_be_answered_writes_none(make_language_model
     assert steps.in_all() == 0
 
 
-def test_a_change_of_the_model_between_two_looks_is_seen_before_delivery(make_language_model: Make) -> None:
-    model, pieces = make_language_model(seed=2), list[str]()
-    head: Any = model._model.get_output_embeddings()
-
-    def listen(piece: str) -> None:
-        pieces.append(piece)
-        if len(pieces) == 2:
-            with torch.no_grad():
-                head.weight.mul_(1.1)
-
-    ticket = submitted(model, "hello", max_tokens=5, temperature=1.0, seed=3, on_piece=listen)
-    with pytest.raises(AnswerInterruptedError, match="changed while it wrote"):
-        ticket.result(LIMIT)
-    assert submitted(model, "hello").result(LIMIT).text
-
-
 class Passes:
     """The number of tokens that each row of each pass reads, from now on."""
 
@@ -312,7 +270,7 @@ def test_samples_are_drawn_between_the_steps_of_others(make_language_model: Make
     assert len(apart) >= 5, "the stream continues while the samples are drawn"
     assert max(apart) <= 20, "half a character is held back for some steps, and no sample is as short"
     assert verdict.uncertainty == pytest.approx(alone.uncertainty, rel=2e-5)
-    assert ended <= passes[0] + 2 * 40 + 12, "a pass for the samples, and one for the stream and the answer"
+    assert ended <= passes[0] + 40 + 12, "the samples share the steps of their own answer"
 
 
 def test_a_long_prompt_whose_caller_leaves_is_read_no_further(make_language_model: Make) -> None:

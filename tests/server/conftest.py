@@ -171,5 +171,5 @@ def question_of(job: Any) -> str | None:
 def held(scheduler: Scheduler, begun: list[Any], *, at: int) -> Steps:
     """Let the model wait at this step until the first request that began was cancelled: it is not done before."""
     steps = Steps(scheduler.model)
-    steps.at(at, lambda: until(lambda: begun[0].context.copy().run(current_stop).remaining == 0))
+    steps.at(at, lambda: until(lambda: begun[0].ticket.context.copy().run(current_stop).remaining == 0))
     return steps

@@ -26,13 +26,11 @@ from transformers.cache_utils import Cache
 from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Generation
 from semgrad_guard.engine.answers.options import DiverseBeams, GenerationOptions, Sample, SamplingPlan, force
 from semgrad_guard.engine.answers.sentences import EndedSentences, ended_sentences, keep_sentences
-from semgrad_guard.engine.answers.text import Piece
-from semgrad_guard.engine.answers.writing import WrittenAnswer
+from semgrad_guard.engine.answers.writing import Piece, WrittenAnswer
 from semgrad_guard.engine.answers.writing_model import WritingModel
-from semgrad_guard.engine.models.identity import is_hooked
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.replay.memory import Memory
+from semgrad_guard.engine.replay.memory import Memory, is_out_of_memory
 from semgrad_guard.engine.replay.replay import cut_cache
 from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape, below, growing_cache, keys_of, left_of
 from semgrad_guard.engine.replay.twin import CACHE
@@ -167,13 +165,15 @@ class RunningBatch:
 
         Not every step looks at the model: a change is seen some steps later, or before an answer leaves.
 
-        Whatever it raises: no answer can continue, and the batch is empty.
+        Where memory runs out, the answers may be as they were before. Whatever else it raises: none can continue, and
+        the batch is empty.
 
         Raises:
             AnswerInterruptedError: the model was changed while it wrote, or the current stop ended it.
         """
         if not self._rows:
             return
+        columns = self._mask.shape[1]
         with self._scorer.lock, clean_slate():
             self._steps += 1
             if self._steps % _LOOK:
@@ -186,10 +186,24 @@ class RunningBatch:
                 if any(row.done for row in self._rows):  # no answer leaves a model that was changed
                     self._scorer.look_again()
                     self.require_the_same_model()
-            except BaseException:
-                self.drop(self._rows)  # the cache may have grown in some of its layers
+            except BaseException as error:  # the cache may have grown in some of its layers
+                if is_out_of_memory(error):
+                    self._take_back(columns)
+                else:
+                    self.drop(self._rows)
                 raise
             self._leave()
+
+    def _take_back(self, columns: int) -> None:
+        """Have the batch as it was behind so many columns. What was recorded since is of no use to a score."""
+        self._mask = self._mask[:, :columns]
+        for row in self._rows:
+            row.replayed = True
+        try:
+            self._lay_out(self._rows, [self._keys(number, columns) for number in range(len(self._rows))])
+        except BaseException:
+            self.drop(self._rows)
+            raise
 
     def _step(
         self, ids: torch.Tensor, mask: torch.Tensor, cache: Cache, recorder: Recorder, *, read: int = 0
@@ -274,10 +288,10 @@ class RunningBatch:
 
     # Without a batch, and for the scores of others.
 
-    def write_whole(self, rows: Sequence[WrittenAnswer]) -> None:
+    def write_whole(self, rows: Sequence[WrittenAnswer], *, scored: bool = True) -> None:
         """Have the library's `generate` write answers to one prompt, from the first token to the last.
 
-        Answers that are to be scored are written one after the other, and the cache before the first position that
+        Answers that are to be `scored` are written one after the other, and the cache before the first position that
         their scores need is kept for them. Others are written together, where rows of the model do not see each other.
 
         Raises:
@@ -286,12 +300,12 @@ class RunningBatch:
         with self._scorer.lock, clean_slate(), torch.no_grad():
             known = self._scorer.if_checked()
             continues = known is not None and known.way == "continued"
-            are_apart = continues and not self._objective.gradients and not is_hooked(self._scorer.twin.model)
+            are_apart = continues and not scored and not self._model.is_hooked
             most = self._model.max_batch or ROWS if are_apart else 1
             for begin in range(0, len(rows), most):
-                self._generate(rows[begin : begin + most], continues=continues)
+                self._generate(rows[begin : begin + most], continues=continues, scored=scored)
 
-    def _generate(self, rows: Sequence[WrittenAnswer], *, continues: bool) -> None:
+    def _generate(self, rows: Sequence[WrittenAnswer], *, continues: bool, scored: bool) -> None:
         """Have answers to one prompt written together, each by its own choice of tokens."""
         prompt, end = rows[0].prompt, next(iter(self._model.end_tokens), 0)
 
@@ -308,7 +322,8 @@ class RunningBatch:
             return torch.tensor([row.done for row in rows], device=ids.device)
 
         ids = torch.tensor([list(prompt.ids)], device=self._scorer.device)
-        cache = self._cut_cache(rows, ids) if continues else None
+        gradients = scored and self._objective.gradients
+        cache = self._cut_cache(rows, ids, gradients=gradients) if continues and (gradients or len(rows) > 1) else None
         ids = ids.repeat(len(rows), 1)
         self._scorer.twin.generate(
             ids,
@@ -321,18 +336,18 @@ class RunningBatch:
             stopping_criteria=StoppingCriteriaList([cast("Any", is_done)]),
         )
 
-    def _cut_cache(self, rows: Sequence[WrittenAnswer], ids: torch.Tensor) -> Cache | None:
+    def _cut_cache(self, rows: Sequence[WrittenAnswer], ids: torch.Tensor, *, gradients: bool) -> Cache | None:
         """The cache of a prompt, read once for all rows: up to the first position that scores need, or its last token.
 
         None where `generate` cannot tell how much of the prompt it holds: one without keys by position.
         """
-        n, objective = ids.shape[1], self._objective
+        n, offset = ids.shape[1], rows[0].prompt.semantic_token.offset
         self._scorer.twin.reset()
-        begin = n + min(objective.positions(rows[0].prompt.semantic_token.offset, n)) if objective.gradients else n - 1
+        begin = n + min(self._objective.positions(offset, n)) if gradients else n - 1
         found: Any = cut_cache(self._scorer.twin, ids[:, :begin])
         if found is None or all(getattr(found, "is_linear", (True,))):
             return None
-        if objective.gradients:
+        if gradients:
             rows[0].begin, rows[0].cut, rows[0].epoch = begin, copy.deepcopy(found), self._scorer.epoch
         found.reorder_cache(torch.zeros(len(rows), dtype=torch.long))  # its one row for each
         return found
@@ -349,7 +364,7 @@ class RunningBatch:
         left = [row for own in rows for row in own]
         if not self._model.joins:
             for own in rows:
-                self.write_whole(own)
+                self.write_whole(own, scored=False)
         while left and self._model.joins:
             every = [(row.prompt, row.options) for row in left]
             fit = next((count for count in range(len(left), 0, -1) if self.has_room(every[:count])), 1)

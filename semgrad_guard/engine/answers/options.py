@@ -172,7 +172,8 @@ SamplingPlan = Sampling | DiverseBeams
 def plan_record(plan: SamplingPlan) -> dict[str, Any]:
     """A plan's settings for files and for calibrations' bindings, under the names that are in files already."""
     record = asdict(plan)
-    return {**record, "max_new_tokens": record.pop("max_tokens")}
+    record["max_new_tokens"] = record.pop("max_tokens")
+    return record
 
 
 @dataclass(frozen=True)

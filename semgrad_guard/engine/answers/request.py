@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, Generic, TypeVar
@@ -12,10 +13,11 @@ from typing import Any, Generic, TypeVar
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
 from semgrad_guard.engine.answers.sentences import EndedSentences
-from semgrad_guard.engine.answers.text import Piece
-from semgrad_guard.engine.interruption import SLICE, Stop, Stops, current_stop
+from semgrad_guard.engine.answers.writing import Piece
+from semgrad_guard.engine.interruption import SLICE, Stop, Stops, current_stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.errors import SemGradGuardError
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -52,14 +54,17 @@ class Request(Generic[R]):
 
 
 class Ticket(Future[R]):
-    """The future of a request. Cancelling it withdraws the request from the queue, or ends it at the next step.
+    """The future of a request, or of other work for a model's thread, made in the context and under the stops of now.
 
-    So `asyncio.wrap_future` passes on the cancellation of a task by itself.
+    Cancelling it withdraws the request from the queue, or ends it at the next step. So `asyncio.wrap_future` passes on
+    the cancellation of a task by itself.
     """
 
-    def __init__(self, stop: Stop) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.stop = stop
+        self.stop = Stop()
+        with stopping(self.stop):
+            self.context, self.stops = copy_context(), current_stop()
 
     def cancel(self) -> bool:
         """As `Future.cancel`; a request that is being written gets an `AnswerCancelledError` soon."""
@@ -77,6 +82,35 @@ class Ticket(Future[R]):
         except BaseException:
             self.cancel()
             raise
+
+    # For the model's thread.
+
+    def run(self, work: Callable[[], S]) -> S:
+        """The result of `work` in the caller's context, under the stops of the running thread as well."""
+        stops = current_stop()
+
+        def under_both() -> S:
+            with stopping(stops):
+                current_stop().check()
+                return work()
+
+        return self.context.run(under_both)
+
+    def settle(self, work: Callable[[], R]) -> None:
+        """Give the caller the result of `work`, or its error."""
+        try:
+            result = self.run(work)
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
+            self.fail(error)
+        else:
+            self.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        """Give the caller this error, unless there is a result; what was begun for it ends."""
+        self.stop.cancel()
+        if not self.done():
+            # The frames of our own errors hold the states of the model.
+            self.set_exception(error.with_traceback(None) if isinstance(error, SemGradGuardError) else error)
 
 
 def outcomes(tickets: Sequence[Ticket[R]]) -> list[R]:

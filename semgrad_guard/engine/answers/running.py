@@ -6,10 +6,9 @@ Where a model cannot take answers in and out, answers are written one after the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any
 
 from semgrad_guard.engine.answers.batch import ROWS, RunningBatch, of_like_length
 from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
@@ -17,12 +16,10 @@ from semgrad_guard.engine.answers.request import Request, Ticket
 from semgrad_guard.engine.answers.sentences import EndedSentences, OpenSentences
 from semgrad_guard.engine.answers.writing import WrittenAnswer
 from semgrad_guard.engine.answers.writing_model import WritingModel
-from semgrad_guard.engine.interruption import Stop, Stops, current_stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.errors import AnswerInterruptedError, SemGradGuardError
+from semgrad_guard.errors import AnswerInterruptedError
 
-R = TypeVar("R")
 Key = tuple[WritingModel, Objective]
 """What requests have in common that are answered together."""
 
@@ -30,74 +27,27 @@ _READ = 256  # tokens of prompts that are read between two steps of the answers 
 _LINGER = 4  # steps that an answer, or its sentences, wait for others to be scored with
 
 
-@dataclass(eq=False, kw_only=True)
-class Task:
-    """A request to answer (`Writing`), or other `Work` for a model's thread. Its ticket is settled once.
-
-    It runs in the caller's context, and so under the caller's stops.
-    """
-
-    ticket: Ticket[Any]
-    context: Context
-    stops: Stops
-
-    @classmethod
-    def of(cls, **given: Any) -> Self:
-        """A job in the present context, under a stop of its own."""
-        stop = Stop()
-        with stopping(stop):
-            return cls(ticket=Ticket(stop), context=copy_context(), stops=current_stop(), **given)
-
-    def begin(self) -> bool:
-        """Whether a caller still waits; from then on, the thread has to settle it."""
-        return self.ticket.set_running_or_notify_cancel()
-
-    def run(self, work: Callable[[], R]) -> R:
-        """The result of `work` in the caller's context, under the stops of the running thread as well."""
-        stops = current_stop()
-
-        def under_both() -> R:
-            with stopping(stops):
-                current_stop().check()
-                return work()
-
-        return self.context.run(under_both)
-
-    def settle(self, work: Callable[[], Any]) -> None:
-        """Give the caller the result of `work`, or its error."""
-        try:
-            result = self.run(work)
-        except BaseException as error:  # noqa: BLE001 - raised by the caller
-            self.fail(error)
-        else:
-            self.ticket.set_result(result)
-
-    def fail(self, error: BaseException) -> None:
-        """Give the caller this error, unless the ticket has been settled."""
-        self.ticket.stop.cancel()  # and with it the samples that are drawn for it
-        if not self.ticket.done():
-            # The frames of our own errors hold the states of the model.
-            self.ticket.set_exception(error.with_traceback(None) if isinstance(error, SemGradGuardError) else error)
-
-
-@dataclass(eq=False, kw_only=True)
-class Work(Task):
-    """A task that is no request."""
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Work for a model's thread that is no request."""
 
     work: Callable[[], Any]
+    ticket: Ticket[Any] = field(default_factory=Ticket)
 
 
 @dataclass(eq=False, kw_only=True)
-class Writing(Task):
+class Writing:
     """A request that is being answered, its answers in `rows` of a batch; `waited` counts the steps since their end.
 
     `of_several`: its caller submitted others with it. `drawings` are requests for samples, which its scores need, by
-    their plan: it is done when they are.
+    their plan: it is done when they are, and such a one `is_drawing`.
     """
 
     model: WritingModel
     request: Request[Any]
     of_several: bool = False
+    is_drawing: bool = False
+    ticket: Ticket[Any] = field(default_factory=Ticket)
     drawings: Mapping[Sampling, Writing] = field(default_factory=dict[Sampling, "Writing"])
     open: OpenSentences | None = None
     rows: list[WrittenAnswer] = field(default_factory=list[WrittenAnswer])
@@ -107,16 +57,16 @@ class Writing(Task):
         """Request the samples that its scores need; they end with it."""
         prompt, options = self.wanted[0]
         self.drawings = {
-            plan: self.context.run(
-                Writing.of,
+            plan: self.ticket.context.run(
+                Writing,
                 model=self.model,
                 request=Request(
                     prompt=prompt,
                     options=tuple(self.model.fitted(one, prompt) for one in plan.rows(prompt.ids, options)),
-                    objective=Objective(gradients=False),
+                    objective=self.request.objective,  # they share the passes of its answers
                     finish=lambda found: tuple(one.evidence.answer.sample for one in found),
                 ),
-                of_several=True,
+                is_drawing=True,
             )
             for plan in self.request.draws
         }
@@ -134,7 +84,7 @@ class Writing(Task):
     @property
     def counted(self) -> int:
         """Its answers that are written, or will be: a caller of several decides how many, unless the model limits."""
-        if self.of_several and self.model.max_batch is None:
+        if self.is_drawing or (self.of_several and self.model.max_batch is None):
             return 0
         return sum(not row.done for row in self.rows) if self.rows else len(self.request.options)
 
@@ -218,8 +168,8 @@ class RunningRequests:
             self._batch.require_the_same_model()
         except AnswerInterruptedError as error:  # the model was changed: this ends old answers, and no new ones
             self._end([job for job in self._writing if not job.is_written], error)
-        for group in of_like_length(joining, lambda job: job.request.prompt):
-            self._read(group)
+        groups = of_like_length(joining, lambda job: job.request.prompt)
+        self._reading += [(group, self._pieces(group)) for group in groups]
 
     def _joins(self, request: Request[Any]) -> bool:
         takes = self._model.joins and all(self._batch.takes(request.prompt, one) for one in request.options)
@@ -229,19 +179,19 @@ class RunningRequests:
         def write() -> None:
             with self._model.turn:
                 self._model.require_known([job.request.prompt])
-                self._batch.write_whole(job.rows_in(self._batch))
+                self._batch.write_whole(job.rows_in(self._batch), scored=not job.is_drawing)
 
         try:
-            job.run(write)
+            job.ticket.run(write)
         except BaseException as error:  # noqa: BLE001 - raised by the caller
-            job.fail(error)
+            job.ticket.fail(error)
         else:
             self._writing.append(job)
 
-    def _read(self, jobs: Sequence[Writing]) -> None:
-        """Have prompts of like length read together, in pieces."""
+    def _pieces(self, jobs: Sequence[Writing]) -> Iterator[bool]:
+        """Read the prompts of some requests together, piece by piece: whether they have joined."""
         rows = [row for job in jobs for row in job.rows_in(self._batch)]
-        self._reading.append((jobs, self._batch.join_in_pieces(rows, _READ)))
+        yield from self._batch.join_in_pieces(rows, _READ)
 
     def _read_on(self) -> None:
         """Read one more piece of a prompt; all short ones, where no other answer waits for its next token."""
@@ -257,14 +207,14 @@ class RunningRequests:
         """
         jobs, pieces = self._reading[0]
         try:
-            if not (jobs[0].run(partial(next, pieces)) if len(jobs) == 1 else next(pieces)):
+            if not (jobs[0].ticket.run(partial(next, pieces)) if len(jobs) == 1 else next(pieces)):
                 return False
             self._writing += jobs
         except BaseException as error:  # noqa: BLE001 - raised by the caller
             if len(jobs) == 1:
                 self._end(jobs, error)
-            for job in jobs if len(jobs) > 1 else ():
-                self._read([job])
+            else:  # by themselves
+                self._reading += [([job], self._pieces([job])) for job in jobs]
         del self._reading[0]
         return True
 
@@ -275,25 +225,26 @@ class RunningRequests:
         """
         for job in [*self._writing, *self._being_read]:
             try:
-                job.stops.check()
+                job.ticket.stops.check()
             except AnswerInterruptedError as error:  # its caller has left, or its time is over
                 self._end([job], error)
         self._read_on()
         unfinished = [job for job in self._writing if not job.is_written]
         try:
             if len(unfinished) == 1:
-                unfinished[0].run(self._batch.step)
+                unfinished[0].ticket.run(self._batch.step)
             else:
                 self._batch.step()
         except BaseException as error:  # noqa: BLE001 - raised by the callers
-            self._end(unfinished, error)
+            drawings = [job for job in unfinished if job.is_drawing and self._batch.rows]
+            self._end(drawings or unfinished, error)  # without samples there may be memory for the answers
         self._hand_over_sentences()
         self._settle()
 
     def end(self, error: BaseException) -> None:
         """Give every caller this error; the batch is given up with it."""
         for job in (*self._writing, *self._being_read):
-            job.fail(error)
+            job.ticket.fail(error)
 
     def _is_time(self, waited: Sequence[int]) -> bool:
         """Whether to score what has waited so many steps.
@@ -321,7 +272,7 @@ class RunningRequests:
         for (job, found), sentences in zip(due, ended, strict=True):
             found.hand_over(found.known if sentences is None else len(found.spans))
             try:
-                if sentences is not None and not job.run(partial(self._goes_on, job.request, sentences)):
+                if sentences is not None and not job.ticket.run(partial(self._goes_on, job.request, sentences)):
                     self._batch.end(job.rows[0], sentences.tokens)
             except BaseException as error:  # noqa: BLE001 - raised by the caller
                 self._end([job], error)
@@ -361,12 +312,12 @@ class RunningRequests:
                             for one in own:
                                 one.evidence.scoring.keep(plan, one.evidence.row, drawing.ticket.result())
                     if error := job.error:  # a listener did not take the last piece
-                        job.fail(error)
+                        job.ticket.fail(error)
                     else:
-                        job.settle(partial(job.request.finish, own))
+                        job.ticket.settle(partial(job.request.finish, own))
         except BaseException as error:  # noqa: BLE001 - raised by the callers
             for job in done:
-                job.fail(error)
+                job.ticket.fail(error)
 
     def _end(self, ended: Sequence[Writing], error: BaseException) -> None:
         self._writing = [job for job in self._writing if job not in ended]
@@ -374,4 +325,4 @@ class RunningRequests:
             self._batch.drop(row for job in ended for row in job.rows)
         finally:
             for job in ended:
-                job.fail(error)
+                job.ticket.fail(error)

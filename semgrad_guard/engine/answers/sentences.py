@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Evidence
-from semgrad_guard.engine.answers.text import Piece
+from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.engine.prompts.responses import Codec
 from semgrad_guard.engine.replay.tape import Tape
 from semgrad_guard.engine.scores.gradients import GradientScores

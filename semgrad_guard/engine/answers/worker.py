@@ -61,7 +61,7 @@ class Worker:
             AnswerCancelledError: the process is ending.
         """
         several = len(requests) > 1
-        jobs = [Writing.of(request=request, model=model, of_several=several) for request in requests]
+        jobs = [Writing(request=request, model=model, of_several=several) for request in requests]
         for job in jobs:
             job.draw()
         if model.has_turn or threading.current_thread() is self._thread:
@@ -73,10 +73,10 @@ class Worker:
 
     def run(self, work: Callable[[], R]) -> Ticket[R]:
         """Have other work done between two steps of the answers that are being written, in its order."""
-        job = Work.of(work=work)
+        job = Work(work)
         if threading.current_thread() is self._thread:
-            job.begin()
-            job.settle(work)
+            job.ticket.set_running_or_notify_cancel()
+            job.ticket.settle(work)
         else:
             self._put([job])
         return job.ticket
@@ -118,8 +118,8 @@ class Worker:
         with self._changed:
             left, self._waiting, self._thread = self._waiting, deque(), None
         for job in left:
-            if job.begin():
-                job.fail(error)
+            if job.ticket.set_running_or_notify_cancel():
+                job.ticket.fail(error)
 
     def _work(self) -> None:
         """Do the jobs of the queue until there are none, and nothing is being written."""
@@ -141,10 +141,10 @@ class Worker:
         """Jobs whose callers have left, or whose time is over, do not wait for their turn to learn it."""
         for job in self._listed():
             try:
-                job.stops.check()
+                job.ticket.stops.check()
             except AnswerInterruptedError as error:
                 if self._takes(job):
-                    job.fail(error)
+                    job.ticket.fail(error)
 
     def _begin_next(self) -> None:
         """Do other work, or begin the oldest request and those that are written together with it.
@@ -156,16 +156,17 @@ class Worker:
         for job in self._listed():
             if not isinstance(job, Writing):
                 if not batch and self._takes(job):
-                    job.settle(job.work)
+                    job.ticket.settle(job.work)
                 break
             try:
                 found = first or self._running.get(job.key) or RunningRequests(*job.key)
                 is_alone = not batch and not any(running.is_running for running in self._running.values())
                 rows = sum(running.rows for running in self._running.values())
-                fits = is_alone or job.run(partial(found.has_room, [*batch, job], beside=rows))
+                # First the model is looked at, which may take long: under the stops of this caller.
+                fits = job.ticket.run(partial(found.has_room, [*batch, job], beside=rows)) or is_alone
             except BaseException as error:  # noqa: BLE001 - raised by the caller
                 if self._takes(job):
-                    job.fail(error)
+                    job.ticket.fail(error)
                 continue
             if not fits:
                 break
@@ -183,7 +184,7 @@ class Worker:
                 running.begin(jobs)
         except BaseException as error:  # noqa: BLE001 - raised by the callers
             for job in jobs:
-                job.fail(error)
+                job.ticket.fail(error)
 
     def _listed(self) -> list[Job]:
         """The jobs that wait, in their order."""
@@ -194,21 +195,21 @@ class Worker:
         """Take a job out of the queue to do it: whether its caller still waits."""
         with self._changed:
             self._waiting.remove(job)
-        return job.begin()
+        return job.ticket.set_running_or_notify_cancel()
 
 
 def _do_here(job: Writing) -> None:
     """Answer a request at once, in the running thread."""
     for drawing in job.drawings.values():
         _do_here(drawing)
-    job.begin()
+    job.ticket.set_running_or_notify_cancel()
     try:
         running = RunningRequests(*job.key)
         running.begin([job])
         while not running.is_idle:
             running.step()
     except BaseException as error:  # noqa: BLE001 - raised by the caller
-        job.fail(error)
+        job.ticket.fail(error)
 
 
 _workers: WeakKeyDictionary[Scorer, Worker] = WeakKeyDictionary()

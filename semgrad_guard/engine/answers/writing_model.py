@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from semgrad_guard.declared import plain
 from semgrad_guard.engine.answers.options import GenerationOptions, Ids, Sample
 from semgrad_guard.engine.answers.readings import Reading, read
+from semgrad_guard.engine.models.identity import is_hooked
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler
 from semgrad_guard.engine.prompts.prompt import (
@@ -83,12 +84,6 @@ class WritingModel(Codec):
             semantic_token = semantic_token.offset_for(self.template_fingerprint())
         self.semantic_token = None if semantic_token is None else plain("semantic_token", semantic_token, int)
         self.scorer = scorer_of(model)
-
-    def __copy__(self) -> Self:
-        """Another one around the same weights."""
-        copied = type(self).__new__(type(self))
-        copied.__dict__.update(self.__dict__)
-        return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Itself: deep copies of its holders share the weights."""
@@ -157,10 +152,7 @@ class WritingModel(Codec):
         """How many answers are written in one batch at most.
 
         None (the default) leaves it to a caller of several answers; single answers of concurrent callers are then
-        written eight at a time.
-
-        In half precision an answer's text can depend on the batch that it is written in. With 1 it is the text of a
-        single run, for `generate_batch`, a framework or a server alike.
+        written eight at a time. With 1 each text is that of a single run, also in half precision.
 
         Raises:
             InputError: set to less than 1.
@@ -289,14 +281,16 @@ class WritingModel(Codec):
 
     @property
     def joins(self) -> bool:
-        """Whether answers of this model may join and leave a running batch (`running_batch`)."""
+        """Whether answers of this model may join and leave a `running_batch`."""
         return self.scorer.joins
 
-    def running_batch(self, objective: Objective | None = None) -> Any:
-        """A `RunningBatch`, which answers join and leave at any step. For a model that `joins`; for one thread.
+    @property
+    def is_hooked(self) -> bool:
+        """Whether code of its owner runs in its passes, where rows of a batch may see each other."""
+        return is_hooked(self._model)
 
-        `objective` is that of later scoring, as in `generate`.
-        """
+    def running_batch(self, objective: Objective | None = None) -> Any:
+        """A `RunningBatch` for one thread. `objective` is that of later scoring, as in `generate`."""
         raise NotImplementedError
 
     def fitted(self, options: GenerationOptions | None, *prompts: Prompt) -> GenerationOptions:

@@ -15,9 +15,8 @@ from typing import Any, Generic, TypeVar
 
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.sentences import OpenSentences
-from semgrad_guard.engine.answers.text import CertainText, Piece
+from semgrad_guard.engine.answers.writing import CertainText, Piece
 from semgrad_guard.engine.prompts.responses import Codec
-from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import InputError, ScoringError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import Draft, EarlySentences, ain_time
@@ -217,8 +216,8 @@ class WorkerQueue(ModelQueue):
     async def judged(self, text: ForeignText) -> Draft[None]:
         return await ain_time(self._call(ELSEWHERE, text))
 
-    async def segments(self, text: ForeignText, by: By) -> list[Segment]:
-        return await ain_time(self._call(SEGMENTS, (text, by)))
+    async def segments(self, text: ForeignText) -> list[Segment]:
+        return await ain_time(self._call(SEGMENTS, text))
 
     # One request.
 
