@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.batch import RunningBatch
 from semgrad_guard.engine.answers.options import DiverseBeams, Sampling, sampling_processors
-from semgrad_guard.engine.answers.readings import middle_layer, read
+from semgrad_guard.engine.answers.writing_model import middle_layer, read
 from semgrad_guard.engine.scores.scorer import scorer_of
 from semgrad_guard.errors import InputError
 
@@ -248,7 +248,7 @@ def test_readings_do_not_depend_on_how_the_work_is_split(monkeypatch) -> None:
     prompts = [token_ids(3 + i, i) for i in range(4)]
     answers = [[((), token_ids(1 + j, 10 + j)) for j in range(i)] for i in range(4)]
     whole = [read(scorer, prompt, own) for prompt, own in zip(prompts, answers, strict=True)]
-    monkeypatch.setattr("semgrad_guard.engine.answers.readings._LOGITS", 1)
+    monkeypatch.setattr("semgrad_guard.engine.answers.writing_model._LOGITS", 1)
     split = [read(scorer, prompt, own) for prompt, own in zip(prompts, answers, strict=True)]
     assert [len(own) for own in split] == [0, 1, 2, 3]
     for one, other in zip(whole, split, strict=True):

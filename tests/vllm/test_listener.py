@@ -77,7 +77,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tape_holds_its_own_positions(data: st.DataObject) -> None:
     runner = Runner()
     listener = Listener(runner)
-    MODEL.record(listener)
+    listener.record(MODEL.scorer)
     batch = MODEL.written(Objective(), listener)
     assert isinstance(batch, WrittenAnswers)
     rows = [batch.answer(MODEL.render(q), GenerationOptions(), name=str(n)) for n, q in enumerate(QUESTIONS)]
@@ -126,7 +126,7 @@ def test_what_was_not_recorded_is_no_tape() -> None:
     """A pass that guesses ahead has other rows before the head than requests."""
     runner = Runner()
     listener = Listener(runner)
-    MODEL.record(listener)
+    listener.record(MODEL.scorer)
     batch = MODEL.written(Objective(), listener)
     row = batch.answer(MODEL.render("Who?"), GenerationOptions(), name="0")
     batch.join([row])

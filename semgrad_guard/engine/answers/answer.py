@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from semgrad_guard.engine.answers.options import GenerationOptions, Sample, SamplingPlan
-from semgrad_guard.engine.answers.readings import likeliest
-from semgrad_guard.engine.answers.writing_model import WritingModel
+from semgrad_guard.engine.answers.writing_model import WritingModel, likeliest
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.responses import Reasoning
