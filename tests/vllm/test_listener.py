@@ -15,6 +15,7 @@ from torch import nn
 from semgrad_guard import GenerationOptions
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.vllm.engine import WrittenAnswers
+from semgrad_guard.vllm.engine import WrittenAnswers
 from semgrad_guard.vllm.language_model import TwinLanguageModel
 from semgrad_guard.vllm.listener import Listener, VLLMAnswer
 from tests.random_llama import byte_tokenizer, random_llama
@@ -78,7 +79,7 @@ def test_a_tape_holds_its_own_positions(data: st.DataObject) -> None:
     runner = Runner()
     listener = Listener(runner)
     listener.record(MODEL.scorer)
-    batch = MODEL.written(Objective(), listener)
+    batch = WrittenAnswers(MODEL, Objective(), listener=listener)
     assert isinstance(batch, WrittenAnswers)
     rows = [batch.answer(MODEL.render(q), GenerationOptions(), name=str(n)) for n, q in enumerate(QUESTIONS)]
     batch.join(rows)
@@ -127,7 +128,7 @@ def test_what_was_not_recorded_is_no_tape() -> None:
     runner = Runner()
     listener = Listener(runner)
     listener.record(MODEL.scorer)
-    batch = MODEL.written(Objective(), listener)
+    batch = WrittenAnswers(MODEL, Objective(), listener=listener)
     row = batch.answer(MODEL.render("Who?"), GenerationOptions(), name="0")
     batch.join([row])
     runner.run([(0, 0, len(row.prompt.ids))])
