@@ -15,7 +15,6 @@ from torch import nn
 from semgrad_guard import GenerationOptions
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.vllm.engine import WrittenAnswers
-from semgrad_guard.vllm.engine import WrittenAnswers
 from semgrad_guard.vllm.language_model import TwinLanguageModel
 from semgrad_guard.vllm.listener import Listener, VLLMAnswer
 from tests.random_llama import byte_tokenizer, random_llama
@@ -80,7 +79,6 @@ def test_a_tape_holds_its_own_positions(data: st.DataObject) -> None:
     listener = Listener(runner)
     listener.record(MODEL.scorer)
     batch = WrittenAnswers(MODEL, Objective(), listener=listener)
-    assert isinstance(batch, WrittenAnswers)
     rows = [batch.answer(MODEL.render(q), GenerationOptions(), name=str(n)) for n, q in enumerate(QUESTIONS)]
     batch.join(rows)
     begins = [row.begin for row in rows]
