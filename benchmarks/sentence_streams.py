@@ -25,6 +25,7 @@ from shapes import SHAPES, wordy_model
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.engine.answers.request import Request
+from semgrad_guard.engine.answers.sentences import sentences_of
 from semgrad_guard.estimators import MeanEntropy
 from semgrad_guard.estimators.base import Estimator
 
@@ -92,7 +93,7 @@ def behind(writer: Writer, tokens: int) -> float:
     start = writer.seconds()
     answer = writer.model.generate(QUESTIONS[0], writer.options(tokens))
     between = writer.seconds()
-    for _, own in writer.model.sentences(answer.evidence) or []:
+    for _, own in sentences_of(answer.evidence) or []:
         if own is not None:
             WAYS["context"](own)
     return (writer.seconds() - between) / (between - start)

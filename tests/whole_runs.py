@@ -11,7 +11,8 @@ def whole_run(model: LanguageModel, question: str, options: GenerationOptions | 
     """The answer to a question in a run of its own, in this thread."""
     prompt = model.render(question)
     row = WrittenAnswer(model, prompt, model.fitted(options, prompt))
-    model.write_whole(row)
+    batch = model.running_batch()
+    batch.write_whole([row])
     if row.error is not None:
         raise row.error
-    return model.running_batch().generations([row])[0]
+    return batch.generations([row])[0]

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from json.decoder import scanstring  # pyright: ignore[reportUnknownVariableType, reportAttributeAccessIssue]
-from typing import Any, cast
+from typing import Any, NoReturn
 
 Path = tuple[str | int, ...]
 """The place of a value: names of objects and places in arrays, as in ("cities", 0, "name")."""
 
-_SPACE = re.compile(r"[ \t\n\r]*")
-_PLAIN = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]|[^\s\[\]{},:"]+')
 
 
 @dataclass(frozen=True)
@@ -33,55 +31,32 @@ def fields_of(text: str, at: int = 0) -> list[Field]:
     Raises:
         ValueError: no JSON value begins there, or it is cut.
     """
-    reader = _Reader(text)
-    reader.value(_space(text, at), ())
-    return reader.fields
+    begin = at + len(text[at:]) - len(text[at:].lstrip())
+    _, end = _DECODER.raw_decode(text, begin)
+    found = list[Field]()
+    path = list[Any]()  # of an object whose next name is yet to come its last entry is None
+    for token in _TOKEN.finditer(text, begin, end):
+        match token[0]:
+            case "{":
+                path.append(None)
+            case "[":
+                path.append(0)
+            case "}" | "]":
+                path.pop()
+            case ",":
+                path[-1] = path[-1] + 1 if isinstance(path[-1], int) else None
+            case written:
+                value = json.loads(written)
+                if path and path[-1] is None:
+                    path[-1] = value
+                else:
+                    quotes = int(isinstance(value, str) and bool(value))
+                    found.append(Field(tuple(path), value, token.start() + quotes, token.end() - quotes))
+    return found
 
 
-class _Reader:
-    """Reads JSON values of one text, and notes the fields that it passes."""
-
-    def __init__(self, text: str) -> None:
-        self.text, self.fields = text, list[Field]()
-
-    def value(self, at: int, path: Path) -> int:
-        """Read the value at a place; returns where it ends."""
-        opening, quotes = self.text[at : at + 1], 0
-        if opening in ("{", "["):
-            return self._members(at, path, named=opening == "{")
-        if opening == '"':
-            value, end = self._string(at)
-            quotes = int(end > at + 2)
-        else:
-            match = _PLAIN.match(self.text, at)
-            if match is None:
-                raise ValueError(f"no JSON value begins at {at}")
-            value, end = json.loads(match[0]), match.end()
-        self.fields.append(Field(path, value, at + quotes, end - quotes))
-        return end
-
-    def _members(self, at: int, path: Path, *, named: bool) -> int:
-        closing, number, at = "}" if named else "]", 0, _space(self.text, at + 1)
-        while self.text[at : at + 1] != closing:
-            if number:
-                at = self._passed(at, ",")
-            key: str | int = number
-            if named:
-                key, at = self._string(at)
-                at = self._passed(_space(self.text, at), ":")
-            at, number = _space(self.text, self.value(at, (*path, key))), number + 1
-        return at + 1
-
-    def _string(self, at: int) -> tuple[str, int]:
-        self._passed(at, '"')
-        return cast("tuple[str, int]", scanstring(self.text, at + 1, True))
-
-    def _passed(self, at: int, mark: str) -> int:
-        if self.text[at : at + 1] != mark:
-            raise ValueError(f"{mark!r} is missing at {at}")
-        return _space(self.text, at + 1)
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON value")
 
 
-def _space(text: str, at: int) -> int:
-    """The first place from here on without white space."""
-    return cast("re.Match[str]", _SPACE.match(text, at)).end()
+_DECODER = json.JSONDecoder(parse_constant=_refuse)  # else it reads NaN and Infinity

@@ -5,29 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, Self, TypeVar, cast, overload
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Evidence, Generation
-from semgrad_guard.engine.answers.batch import RunningBatch, drawn
+from semgrad_guard.engine.answers.batch import RunningBatch
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.request import Request, Ticket, outcomes
-from semgrad_guard.engine.answers.sentences import Segment, parts_of, sentences_of
-from semgrad_guard.engine.answers.text import Visible, answered
+from semgrad_guard.engine.answers.sentences import Segment, sentences_of
 from semgrad_guard.engine.answers.worker import Worker, worker_of
-from semgrad_guard.engine.answers.writing import WrittenAnswer, write_whole
+from semgrad_guard.engine.answers.writing import Visible, answered
 from semgrad_guard.engine.answers.writing_model import WritingModel, name_of
 from semgrad_guard.engine.models.checkpoint import load
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.prompts.prompt import Prompt, require_bounded
+from semgrad_guard.engine.prompts.prompt import require_bounded
 from semgrad_guard.engine.prompts.responses import Foreign
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.engine.prompts.tool_calls import Tool, ToolAnswer, calls_in
 from semgrad_guard.engine.scores.gradients import GradientScores
-from semgrad_guard.engine.scores.semantic_preservation import last_states
-from semgrad_guard.engine.sentences import By, Span
 from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError, ReasoningError
 from semgrad_guard.named import POCKET
 from semgrad_guard.records import Conversation
@@ -184,12 +181,6 @@ class LanguageModel(WritingModel):
     def running_batch(self, objective: Objective | None = None) -> RunningBatch:
         return RunningBatch(self, objective or Objective())
 
-    def write_whole(self, row: WrittenAnswer, objective: Objective | None = None) -> None:
-        write_whole(self, row, objective or Objective())
-
-    def draw(self, rows: Sequence[WrittenAnswer]) -> None:
-        drawn(self, rows)
-
     @property
     def worker(self) -> Worker:
         """The owner of the model's thread; all `LanguageModel`s of the same weights share it."""
@@ -243,66 +234,36 @@ class LanguageModel(WritingModel):
             found = Visible(foreign.answer, (), reasoning=foreign.reasoning)
         else:
             found = answered(encoded, (), self, prompt.thinking, cut=cut)
-        answer = Answer(prompt, foreign.answer, found.scored_ids, found.preceding, found.reasoning)
-        return Evidence(BatchScoring(self, [answer]), cut=len(encoded) if cut else None)
+        answer = Answer(
+            prompt,
+            foreign.answer,
+            found.scored_ids,
+            found.preceding,
+            found.reasoning,
+            cut=len(encoded) if cut else None,
+        )
+        return Evidence(BatchScoring(self, [answer]))
 
-    def sentences(self, answer: Evidence, *, known: int = 0) -> list[tuple[Span, Evidence | None]] | None:
-        """The sentences of an answer's text, each with its evidence: its tokens, given everything before them.
-
-        A sentence that holds no token's last character has none, nor have the first `known`. None where the answer's
-        tokens spell another text.
-        """
-        return sentences_of(answer, self, known=known)
-
-    def parts(self, answer: Evidence, spans: Sequence[Span]) -> list[Evidence | None]:
-        """Pieces [start, end) of an answer as its tokens spell it (`spelled`), in order, each with its evidence.
-
-        A piece has the tokens that spell any of it, and the one that ends it, given everything before them. None where
-        these all belong to the piece before.
-        """
-        return parts_of(answer, spans, self)
-
-    def spelled(self, answer: Evidence) -> str:
-        """The text of an answer's tokens, special tokens included."""
-        return self.decode(answer.response_ids, special=True)
-
-    def last_states(self, prompts: Sequence[Prompt], count: int) -> torch.Tensor:
-        """Hidden states h^(0) .. h^(L-1) of the prompts' last `count` tokens, in one batch: [prompts, L, count, d].
-
-        Raises:
-            InputError: a prompt has fewer tokens.
-        """
-        return last_states(self.scorer, prompts, count)
-
-    @overload
-    def score(
-        self, conversation: Conversation, text: str, *, by: None = None, objective: Objective | None = None
-    ) -> GradientScores: ...
-
-    @overload
-    def score(
-        self, conversation: Conversation, text: str, *, by: By, objective: Objective | None = None
-    ) -> list[Segment]: ...
-
-    def score(
-        self, conversation: Conversation, text: str, *, by: By | None = None, objective: Objective | None = None
-    ) -> GradientScores | list[Segment]:
+    def score(self, conversation: Conversation, text: str, *, objective: Objective | None = None) -> GradientScores:
         """Gradient scores of a text as the answer to a conversation, by any author (see `evidence`).
 
-        With `by="sentence"`, its sentences with scores of their own (see `Segment`).
+        Raises:
+            ReasoningError, EmptyResponseError: it has none.
         """
-        evidence = self.evidence(conversation, text)
-        if evidence.reasoning is not None and not evidence.response_ids:
-            raise ReasoningError(f"the text cannot be scored: {evidence.why_empty}")
-        if by is not None:
-            return self._segments(evidence, objective)
-        timed = evidence.gradients(objective)
+        timed = self._scorable(conversation, text).gradients(objective)
         if timed is None:
             raise EmptyResponseError("the response is empty; there is nothing to score")
         return timed.scores
 
-    def _segments(self, evidence: Evidence, objective: Objective | None) -> list[Segment]:
-        parts = self.sentences(evidence)
+    def segments(self, conversation: Conversation, text: str, *, objective: Objective | None = None) -> list[Segment]:
+        """The sentences of such a text, with scores of their own.
+
+        Raises:
+            ReasoningError, EmptyResponseError: as `score`.
+            InputError: the tokens of the text spell another one.
+        """
+        evidence = self._scorable(conversation, text)
+        parts = sentences_of(evidence)
         if parts is None:
             raise InputError(
                 "the tokens of this text spell another one, so its sentences have none; score it as a whole"
@@ -312,3 +273,9 @@ class LanguageModel(WritingModel):
             timed = None if own is None else own.gradients(objective)
             segments.append(Segment(evidence.text[start:end], start, end, timed and timed.scores))
         return segments
+
+    def _scorable(self, conversation: Conversation, text: str) -> Evidence:
+        evidence = self.evidence(conversation, text)
+        if evidence.reasoning is not None and not evidence.response_ids:
+            raise ReasoningError(f"the text cannot be scored: {evidence.why_empty}")
+        return evidence

@@ -21,9 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Literal
 
-By = Literal["sentence"]
 Span = tuple[int, int]
 """Where a piece of a text begins, and where it ends."""
 

@@ -12,8 +12,8 @@ from semgrad_guard.lazy import lazy_names
 if TYPE_CHECKING:
     from semgrad_guard.decision_log.entries import DecisionSink as DecisionSink
     from semgrad_guard.engine.answers.request import Ticket as Ticket
-    from semgrad_guard.engine.answers.text import Piece as Piece
-    from semgrad_guard.engine.answers.text import ThoughtPiece as ThoughtPiece
+    from semgrad_guard.engine.answers.writing import Piece as Piece
+    from semgrad_guard.engine.answers.writing import ThoughtPiece as ThoughtPiece
     from semgrad_guard.engine.interruption import Stop as Stop
     from semgrad_guard.engine.prompts.responses import HeldText as HeldText
     from semgrad_guard.guard.answering import Answerer as Answerer

@@ -16,8 +16,8 @@ from semgrad_guard.calibration.binding import Unit
 from semgrad_guard.engine.answers.answer import Evidence, Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
 from semgrad_guard.engine.answers.request import Request, Ticket, outcomes
-from semgrad_guard.engine.answers.sentences import EndedSentences
-from semgrad_guard.engine.answers.text import Piece
+from semgrad_guard.engine.answers.sentences import EndedSentences, parts_of, sentences_of
+from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.tool_calls import ToolAnswer, shown_text
 from semgrad_guard.engine.replay.memory import OUT_OF_MEMORY, give_back_memory, is_out_of_memory
@@ -280,13 +280,13 @@ class Answerer:
         """The answer's calls and values; none of an estimator that compares whole answers."""
         if not evidence.response_ids or isinstance(self.estimator, AskingEstimator):
             return {}
-        text = self.model.spelled(evidence)
+        text = self.model.decode(evidence.response_ids, special=True)
         calls = calls or calls_in_text(text)
         if not (calls or structure):
             return {}
 
         def scored(spans: Sequence[Span]) -> list[float | None]:
-            found = self.model.parts(evidence, spans)
+            found = parts_of(evidence, spans)
             return [None if own is None else _score(self.estimator, own).uncertainty for own in found]
 
         return scored_parts(text, calls, structure, scored)
@@ -311,7 +311,7 @@ class Answerer:
         if not evidence.response_ids:  # or a mark of reasoning follows on sentences that have left
             rest = [SentenceVerdict(start=one.end, end=len(evidence.text), reason=reason) for one in begun[-1:]]
             return (*begun, *rest), Score(None, reason)
-        if (parts := self.model.sentences(evidence, known=len(begun))) is None:
+        if (parts := sentences_of(evidence, known=len(begun))) is None:
             return (), Score(None, OTHER_TOKENS)
         spans, found = [span for span, _ in parts], [own for _, own in parts[len(begun) :]]
         return scored_sentences(partial(_score, estimator), evidence, spans, found, known)

@@ -10,7 +10,7 @@ from semgrad_guard.calibration import Binding
 from semgrad_guard.decision_log.entries import Feedback
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, knows_its_options
-from semgrad_guard.engine.answers.text import Piece
+from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from semgrad_guard.engine.answers.request import PieceStream, Ticket, waited
-from semgrad_guard.engine.answers.text import Piece
+from semgrad_guard.engine.answers.request import Pieces, Ticket, waited
+from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.engine.sentences import Span, decided
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
@@ -64,21 +64,26 @@ class Live(Protocol):
 class LiveAnswer:
     """An answer that a model is writing: its pieces, then the result of its request, the scored draft (`Live`).
 
-    `submit` has it written, and the given listener gets the pieces.
+    `submit` has it written, and the given listener gets the pieces. The model stops where this has no holder any more.
     """
 
     def __init__(self, submit: Callable[[Callable[[Piece], None]], Ticket[Any]]) -> None:
-        self._submit = submit
-        self._stream: PieceStream[Any] | None = None
+        self._submit, self._pieces = submit, Pieces[Piece]()
+        self._ticket: Ticket[Any] | None = None
         self._is_closed = False
 
     def next(self) -> Work:
-        """The next pieces; None behind the last."""
-        return Work(lambda: waited(self._begun().next(), current_stop()), lambda: self._awaited(lambda s: s.next()))
+        """The next pieces; None behind the last, or where an error has ended the answer."""
+
+        def call() -> Sequence[Piece] | None:
+            self._begun()
+            return waited(self._pieces.next(), current_stop())
+
+        return Work(call, lambda: self._awaited(lambda _: self._pieces.next()))
 
     def draft(self) -> Work:
         """The whole answer with its score."""
-        return Work(lambda: self._begun().ticket.outcome(), lambda: self._awaited(lambda s: s.ticket))
+        return Work(lambda: self._begun().outcome(), lambda: self._awaited(lambda ticket: ticket))
 
     def close(self) -> Work:
         """Stop the model; harmless at any time."""
@@ -87,19 +92,24 @@ class LiveAnswer:
     def stop(self) -> None:
         """As `close`, from any thread."""
         self._is_closed = True
-        if self._stream is not None:
-            self._stream.close()
+        if self._ticket is not None:
+            self._ticket.cancel()
 
-    def _begun(self) -> PieceStream[Any]:
+    def __del__(self) -> None:
+        self.stop()
+
+    def _begun(self) -> Ticket[Any]:
         if self._is_closed:
             raise AnswerCancelledError("the stream was closed before its answer was complete")
-        if self._stream is None:
-            self._stream = PieceStream(self._submit)
-        return self._stream
+        if self._ticket is None:
+            pieces = self._pieces  # what the worker holds must not hold this
+            self._ticket = self._submit(pieces.put)
+            self._ticket.add_done_callback(lambda _: pieces.end())
+        return self._ticket
 
-    async def _awaited(self, future_of: Callable[[PieceStream[Any]], Future[Any]]) -> Any:
-        stream = self._stream or await off_loop(self._begun)
-        return await ain_time(asyncio.wrap_future(future_of(stream)))
+    async def _awaited(self, future_of: Callable[[Ticket[Any]], Future[Any]]) -> Any:
+        ticket = self._ticket or await off_loop(self._begun)
+        return await ain_time(asyncio.wrap_future(future_of(ticket)))
 
 
 class Iterated(Generic[P]):

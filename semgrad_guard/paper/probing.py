@@ -26,7 +26,7 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-from semgrad_guard.engine.scores.semantic_preservation import SemanticPreservation
+from semgrad_guard.engine.scores.semantic_preservation import SemanticPreservation, last_states
 from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.grading import AnswerGrader, AnswerToGrade
 from semgrad_guard.grading.grader import ABSTAINED
@@ -144,7 +144,7 @@ def measure_preservation(
     for batch in batches_of(questions, step):
         on_progress(batch.start, len(questions))
         groups = [wordings(model, question, plan.system) for question in batch.rows]
-        states = iter(model.last_states([prompt for group in groups for prompt in group], tokens))
+        states = iter(last_states(model.scorer, [prompt for group in groups for prompt in group], tokens))
         for group in groups:
             own = torch.stack([next(states) for _ in group])
             sums = sums or SemanticPreservation.empty(own.shape[1], tokens, own.shape[-1])

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from semgrad_guard.calibration import Binding
 from semgrad_guard.engine.answers.answer import Evidence, Generation
 from semgrad_guard.engine.answers.options import GenerationOptions
+from semgrad_guard.engine.answers.sentences import sentences_of
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.sentences import leanings
@@ -121,7 +122,7 @@ class Answering:
     def _scored(self, row: type[A], question: Question, generation: Generation, **more: Any) -> A:
         evidence, score = generation.evidence, partial(scores_of, self.estimators)
         if self.by_sentence:
-            more |= sentence_fields(self.model, evidence, score, self.estimators)
+            more |= sentence_fields(evidence, score, self.estimators)
         elif "scores" not in more:
             more["scores"] = score([evidence])[0]
         return row.to(question, text=generation.text, finish_reason=generation.finish_reason, **more)
@@ -224,10 +225,10 @@ def scores_of(estimators: Mapping[str, Estimator], answers: Sequence[Evidence]) 
 
 
 def sentence_fields(
-    model: LanguageModel, evidence: Evidence, score: Callable[[Sequence[Evidence]], list[Scores]], names: Iterable[str]
+    evidence: Evidence, score: Callable[[Sequence[Evidence]], list[Scores]], names: Iterable[str]
 ) -> dict[str, Any]:
     """The fields of an `Answer` about its sentences; `score` scores several by the estimators of these names."""
-    parts = model.sentences(evidence) if evidence.response_ids else []
+    parts = sentences_of(evidence) if evidence.response_ids else []
     if not parts:
         reason = evidence.why_empty if parts is not None else OTHER_TOKENS
         return {"scores": _nothing(names, reason), "sentences": ()}

@@ -11,21 +11,19 @@ import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, InstanceOf
 
 from semgrad_guard.adapters.calls import AnswerForm, new_id, openai_logprobs, token_texts
 from semgrad_guard.engine.answers.answer import Generation
-from semgrad_guard.engine.answers.batching import Batching
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.request import Pieces, Request, Ticket
 from semgrad_guard.engine.answers.sentences import EndedSentences
-from semgrad_guard.engine.answers.text import Piece
+from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import AnswerCancelledError, InputError, PromptTooLongError, QueueFullError
 from semgrad_guard.estimators.gradients import ReplayEstimator
 from semgrad_guard.guard import (
@@ -44,6 +42,8 @@ from semgrad_guard.records import Message, Verdict
 from semgrad_guard.server.answers import Answer, Cuts, pieces_of
 
 T = TypeVar("T")
+Batching = Literal["steps", "none"]
+"""How requests share a model: they join and leave at any step; not at all."""
 RETRY = 5
 """Seconds after which a client that was refused may try again."""
 _ENDING = "the server is shutting down; try again later"
@@ -195,7 +195,7 @@ Segment = dict[str, Any]
 its tokens has one."""
 
 
-def segments(text: ForeignText, by: By, answerer: Answerer) -> list[Segment]:
+def segments(text: ForeignText, answerer: Answerer) -> list[Segment]:
     """A text's sentences.
 
     Raises:
@@ -206,7 +206,7 @@ def segments(text: ForeignText, by: By, answerer: Answerer) -> list[Segment]:
         raise InputError(f"{estimator.name} compares whole answers; leave 'by' out, or serve with hybridgrad").about(
             "by"
         )
-    found = answerer.model.score(text.conversation, text.text, by=by, objective=estimator.objective)
+    found = answerer.model.segments(text.conversation, text.text, objective=estimator.objective)
     values = [None if one.scores is None else estimator.value(one.scores) for one in found]
     return [
         {"text": one.text, "start": one.start, "end": one.end, "uncertainty": value}
@@ -279,7 +279,7 @@ class ModelQueue:
         """A text from elsewhere with its score, or without one; the record has the same form."""
         raise InputError(_NO_MODEL)
 
-    async def segments(self, text: ForeignText, by: By) -> list[Segment]:
+    async def segments(self, text: ForeignText) -> list[Segment]:
         """As `writing.segments`."""
         raise InputError(_NO_MODEL)
 
@@ -312,11 +312,11 @@ class Scheduler(ModelQueue):
         self._open: dict[Stop, Ticket[Any] | None] = {}
         self._reader = ThreadPoolExecutor(1, "semgrad-guard-reader")
         self._closed = False
-        self.model.worker.run(lambda: self.model.worker.look(self.model)).outcome()
+        self._joins = self.model.worker.run(lambda: self.model.joins).outcome()
 
     @property
     def batching(self) -> Batching | None:
-        return self.model.worker.batching(self.model)
+        return "steps" if self._joins else "none"
 
     @property
     def depth(self) -> int:
@@ -332,8 +332,8 @@ class Scheduler(ModelQueue):
     async def judged(self, text: ForeignText) -> Draft[None]:
         return await self.work(lambda: judged(text, self.answerer))
 
-    async def segments(self, text: ForeignText, by: By) -> list[Segment]:
-        return await self.work(lambda: segments(text, by, self.answerer))
+    async def segments(self, text: ForeignText) -> list[Segment]:
+        return await self.work(lambda: segments(text, self.answerer))
 
     async def pieces(self, text: str) -> tuple[str, ...]:
         return await self.work(lambda: token_pieces(self.model, text))
@@ -356,6 +356,10 @@ class Scheduler(ModelQueue):
         try:
             with stopping(stop), cancelling(stop):
                 return await ain_time(self._result(make, stop))
+        except AnswerCancelledError:
+            if self._closed:
+                raise AnswerCancelledError(_ENDING) from None
+            raise
         finally:
             del self._open[stop]
 
@@ -370,10 +374,7 @@ class Scheduler(ModelQueue):
         for stop in list(self._open):
             stop.cancel()
         self._reader.shutdown()
-        tickets = [ticket for ticket in self._open.values() if ticket is not None]
-        for ticket in tickets:
-            ticket.refuse(AnswerCancelledError(_ENDING))
-        wait(tickets)
+        wait([ticket for ticket in self._open.values() if ticket is not None])
 
 
 class LiveAnswers(Iterated[Piece]):

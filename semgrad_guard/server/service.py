@@ -278,7 +278,7 @@ class Service:
         record = {"object": "score", "model": served.name, KEY: public_record(verdict)}
         if by is None or verdict.uncertainty is None:
             return record
-        return {**record, "segments": await served.scheduler.segments(foreign, by)}
+        return {**record, "segments": await served.scheduler.segments(foreign)}
 
     def close(self) -> None:
         """End the models' threads, and bring the log up to date."""

@@ -92,18 +92,19 @@ class WrittenAnswers(RunningBatch):
 
     def join(self, rows: Sequence[WrittenAnswer]) -> None:
         """As `RunningBatch.join`, but that the next steps read the prompts. InputError: vLLM does not take one."""
-        try:
-            for row in rows:
-                self._listener.add(cast(VLLMAnswer, row))
-                self._rows.append(row)
-        except BaseException:
-            self.drop(rows)
-            raise
+        with self._scorer.lock:
+            current_stop().check()
+            self.require_the_same_model()
+            try:
+                for row in rows:
+                    self._listener.add(cast(VLLMAnswer, row))
+                    self._rows.append(row)
+            except BaseException:
+                self.drop(rows)
+                raise
 
     def _tape(self, row: WrittenAnswer) -> Tape | None:
         return self._listener.tape(cast(VLLMAnswer, row))
-
-    _tape_so_far = _tape
 
     def _leave(self) -> None:
         self._keep([number for number, row in enumerate(self._rows) if not row.done])
@@ -125,19 +126,12 @@ class VLLMBatch(WrittenAnswers):
         """Whether this answer can join: vLLM takes every one."""
         return True
 
-    def join(self, rows: Sequence[WrittenAnswer]) -> None:
-        """As `WrittenAnswers.join`, unless the current stop ends it, or the model was changed."""
-        with self._scorer.lock:
-            current_stop().check()
-            self.require_the_same_model()
-            super().join(rows)
-
     def join_in_pieces(self, rows: Sequence[WrittenAnswer], piece: int) -> Iterator[bool]:
         """Like `join`: vLLM itself reads prompts in pieces."""
         self.join(rows)
         yield True
 
-    def step(self, *, look: bool = True) -> None:
+    def step(self) -> None:
         """As `RunningBatch.step`, for the answers whose prompt was read; every step looks at the model."""
         with self._scorer.lock:
             try:
@@ -149,6 +143,13 @@ class VLLMBatch(WrittenAnswers):
                 self.drop(self._rows)
                 raise
             self._leave()
+
+    def write_whole(self, rows: Sequence[WrittenAnswer], *, scored: bool = True) -> None:
+        """As `RunningBatch.write_whole`, in a batch of their own."""
+        batch = VLLMBatch(self._model, self._objective, listener=self._listener)
+        batch.join(rows)
+        while batch.rows:
+            batch.step()
 
 
 def require_taken(options: GenerationOptions, config: Any) -> None:

@@ -9,14 +9,12 @@ from typing import Any, Self, cast
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
-from semgrad_guard.engine.answers.writing import WrittenAnswer
 from semgrad_guard.engine.answers.writing_model import ModelIdentity, name_of
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.named import folder_of
-from semgrad_guard.vllm.engine import Engine, VLLMBatch, WrittenAnswers
-from semgrad_guard.vllm.listener import Listener
+from semgrad_guard.vllm.engine import Engine, VLLMBatch
 from semgrad_guard.vllm.shared_weights import keep_weights, library, twin_of
 
 _BUDGET = 512 << 20
@@ -49,14 +47,6 @@ class TwinLanguageModel(LanguageModel):
         made.scorer.memory = replace(made.scorer.memory, logits=_BUDGET, outputs=_BUDGET)
         return made
 
-    def written(self, objective: Objective, listener: Listener) -> WrittenAnswers:
-        """Answers that vLLM writes, to be scored by their tokens."""
-        return WrittenAnswers(self, objective, listener=listener)
-
-    def record(self, listener: Listener) -> None:
-        """From now on keep what vLLM's passes leave, for scoring."""
-        listener.record(self.scorer)
-
     @property
     def identity(self) -> ModelIdentity:
         """That of the model, and in its fingerprint the engine that writes."""
@@ -76,22 +66,6 @@ class VLLMLanguageModel(TwinLanguageModel):
     _engine: Engine
 
     @classmethod
-    def from_vllm(cls, llm: Any, **options: Any) -> Self:
-        """Wrap a `vllm.LLM` that runs in this process and was made under `keep_weights` (see `from_pretrained`).
-
-        From now on use this model, and not the `LLM` itself. `options` as in `from_transformers`.
-
-        Raises:
-            UnsupportedModelError: the layout of its weights is not known, or they are not whole.
-            InputError: its engine runs in another process.
-        """
-        engine = Engine(llm)
-        made = cls.on(engine.runner.model, llm.model_config, llm.get_tokenizer(), **options)
-        made._llm, made._engine = llm, engine
-        made.record(engine)
-        return made
-
-    @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]  # vLLM loads, with options of its own
         cls,
         name_or_path: str,
@@ -106,8 +80,8 @@ class VLLMLanguageModel(TwinLanguageModel):
         own number format, and vLLM's usage statistics are off.
 
         Raises:
-            InputError: vLLM is not installed, or does not load.
-            UnsupportedModelError: see `from_vllm`.
+            InputError: vLLM is not installed, does not load, or runs in another process.
+            UnsupportedModelError: the layout of its weights is not known, or they are not whole.
         """
         for variable, value in {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}.items():
             os.environ.setdefault(variable, value)
@@ -118,9 +92,14 @@ class VLLMLanguageModel(TwinLanguageModel):
             known["dtype"] = dtype
         with keep_weights():
             llm: Any = vllm.LLM(place, **{"enforce_eager": True, "load_format": "safetensors", **known, **engine})
-        return cls.from_vllm(
-            llm, name=name_of(name_or_path), semantic_token=semantic_token, template_options=template_options
+        options: Any = {"semantic_token": semantic_token, "template_options": template_options}
+        written = Engine(llm)
+        made = cls.on(
+            written.runner.model, llm.model_config, llm.get_tokenizer(), name=name_of(name_or_path), **options
         )
+        made._llm, made._engine = llm, written
+        written.record(made.scorer)
+        return made
 
     @property
     def joins(self) -> bool:
@@ -130,10 +109,3 @@ class VLLMLanguageModel(TwinLanguageModel):
     def running_batch(self, objective: Objective | None = None) -> VLLMBatch:
         """vLLM's own running batch. For one thread."""
         return VLLMBatch(self, objective or Objective(), listener=self._engine)
-
-    def write_whole(self, row: WrittenAnswer, objective: Objective | None = None) -> None:
-        """As `WritingModel.write_whole`, in a batch of vLLM's."""
-        batch = self.running_batch(objective)
-        batch.join([row])
-        while batch.rows:
-            batch.step()

@@ -158,7 +158,7 @@ def test_by_sentence(score: Run, tmp_path: Path, language_model: LanguageModel) 
     text = "Tea is a drink. It grows in Assam."
     given = ("--data", one(tmp_path, "What is tea?", text), "--by", "sentence")
     (record,) = records(score(*given, "--json").stdout)
-    found = language_model.score("What is tea?", text, by="sentence")
+    found = language_model.segments("What is tea?", text)
     assert [(part["start"], part["end"]) for part in record["sentences"]] == [(0, 16), (16, 34)]
     for part, segment in zip(record["sentences"], found, strict=True):
         assert part["uncertainty"] == pytest.approx(segment.scores.hybridgrad, rel=1e-4)
@@ -175,7 +175,7 @@ def test_a_calibration_by_sentence_decides_about_every_sentence(
 ) -> None:
     text = "Tea is a drink. It grows in Assam. Milk is white."
     conversation = Phrasing().conversation(Question(question=ASKED[0]))
-    found = language_model.score(conversation, text, by="sentence")
+    found = language_model.segments(conversation, text)
     scores = [part.scores.hybridgrad for part in found if part.scores is not None and part.scores.hybridgrad]
     options = GenerationOptions()
     binding = run_binding(language_model, HybridGrad(), options=options, template="chat", on_doubt="drop")

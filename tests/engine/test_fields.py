@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from semgrad_guard import HybridGrad, LanguageModel
-from semgrad_guard.engine.answers.sentences import token_ranges
+from semgrad_guard.engine.answers.sentences import parts_of, token_ranges
 from semgrad_guard.engine.fields import fields_of
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.responses import Codec
@@ -108,9 +108,9 @@ def test_the_tokens_of_a_value_spell_it_and_its_end(kind: str, value: Any, form:
 def test_scores_equal_each_values_own_objective(language_model: LanguageModel) -> None:
     text = '{"city": "Rome", "n": [1, null]}'
     answer, estimator = language_model.evidence("q", text), HybridGrad()
-    assert language_model.spelled(answer) == text
+    assert language_model.decode(answer.response_ids, special=True) == text
     fields = fields_of(text)
-    parts = language_model.parts(answer, [(one.start, one.end) for one in fields])
+    parts = parts_of(answer, [(one.start, one.end) for one in fields])
     ids, prompt, objective = list(answer.response_ids), answer.prompt, Objective()
     for one, part in zip(fields, parts, strict=True):
         assert part is not None

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy
+from semgrad_guard.engine.answers.sentences import sentences_of
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scores.gradient_scores import gradient_scores
 from semgrad_guard.estimators import Estimator, HybridGrad
@@ -92,7 +93,7 @@ def test_concurrent_calls_and_streams_give_the_scores_of_single_calls() -> None:
 def test_sentences_are_scored_as_on_the_cpu() -> None:
     text = "The capital of Peru is Lima. It is a city! Its currency is the sol."
     models = (pocket(DEVICE), pocket("cpu"))
-    found, expected = (model.sentences(model.evidence(QUESTIONS[1], text)) for model in models)
+    found, expected = (sentences_of(model.evidence(QUESTIONS[1], text)) for model in models)
     assert found is not None
     assert expected is not None
     assert len(found) == 3

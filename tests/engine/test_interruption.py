@@ -15,11 +15,12 @@ from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.options import Sampling
 from semgrad_guard.engine.interruption import InterruptibleLock, Stop, current_stop, stopping
 from semgrad_guard.engine.replay.memory import FRUGAL
+from semgrad_guard.engine.scores.semantic_preservation import last_states
 from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError
 from semgrad_guard.estimators.text_pairs import Entailment
 from tests.leaks import smallest_growth, tensors_alive
 from tests.pairwise import every
-from tests.steps import LIMIT, until_stopped
+from tests.steps import LIMIT, Steps, until_stopped
 
 from .snapshots import unchanged
 from .tiny_models import build
@@ -81,7 +82,7 @@ def from_elsewhere(model: LanguageModel) -> object:
 
 
 def in_sentences(model: LanguageModel) -> object:
-    return model.score("What is tea?", "A drink, hot. Or cold.", by="sentence")
+    return model.segments("What is tea?", "A drink, hot. Or cold.")
 
 
 def with_little_memory(model: LanguageModel) -> object:
@@ -95,7 +96,7 @@ def samples(model: LanguageModel) -> object:
 
 
 def states(model: LanguageModel) -> object:
-    return model.last_states([model.render("What is tea?")], 3).tolist()
+    return last_states(model.scorer, [model.render("What is tea?")], 3).tolist()
 
 
 SCENARIOS: Sequence[Callable[[LanguageModel], object]] = (
@@ -209,61 +210,12 @@ def test_nothing_of_an_interrupted_call_stays_in_memory(make_language_model: Mak
     assert smallest_growth(counts) <= 0, counts
 
 
-class Steps:
-    """Counts a model's forward passes by its first layer, and does something in the midst of one of them."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        self.count, self.after = 0, 0
-        self._at, self._act = 0, lambda: None
-        layers: Any = model._model.get_submodule("model.layers")
-        hooks = (layers[0], self._seen), (layers[1], self._seen_after)
-        self._handles = [layer.register_forward_hook(hook) for layer, hook in hooks]
-
-    def remove(self) -> None:
-        """Leave the model as it was: one with hooks is scored by its ordinary call."""
-        for handle in self._handles:
-            handle.remove()
-
-    def expect(self, at: int, act: Callable[[], None]) -> None:
-        """Count from here on, and do this in the pass of that number, between its first two layers."""
-        self.count, self.after, self._at, self._act = 0, 0, at, act
-
-    def _seen(self, *_: Any) -> None:
-        self.count += 1
-        if self.count == self._at:
-            self._act()
-
-    def _seen_after(self, *_: Any) -> None:
-        self.after += 1
-
-
-def test_a_cancelled_generation_stops_at_the_next_layer(make_language_model: Make) -> None:
-    model, stop = make_language_model(), Stop()
-    steps = Steps(model)
-    model.scorer.exactness()
-    steps.expect(5, stop.cancel)
-    with stopping(stop), pytest.raises(AnswerCancelledError):
-        model.generate("What is tea?", LONG)
-    assert (steps.count, steps.after) == (5, 4)
-
-
-def test_a_deadline_ends_a_generation_and_says_how_long_it_was(make_language_model: Make) -> None:
-    model = make_language_model()
-
-    def answer_forever() -> None:
-        while True:
-            model.generate("What is tea?", LONG)
-
-    with stopping(Stop(0.05)), pytest.raises(DeadlineExceededError, match=r"0\.05 s.*max_tokens"):
-        answer_forever()
-
-
 def test_a_deadline_holds_for_generating_and_scoring_together(make_language_model: Make) -> None:
-    model = make_language_model()
-    generation, stop = model.generate("What is tea?", GenerationOptions(max_tokens=3)), Stop(0.01)
-    time.sleep(0.02)
+    model, stop = make_language_model(), Stop(0.05)
+    generation = model.generate("What is tea?", GenerationOptions(max_tokens=3))
+    time.sleep(0.06)
     for work in (generation.evidence.gradients, lambda: model.score("a", "b"), lambda: model.generate("c")):
-        with stopping(stop), pytest.raises(DeadlineExceededError):
+        with stopping(stop), pytest.raises(DeadlineExceededError, match=r"0\.05 s.*max_tokens"):
             work()
 
 
@@ -293,16 +245,15 @@ def test_who_waits_for_a_busy_model_heeds_its_stop(make_language_model: Make) ->
 def test_a_stream_that_is_left_stops_its_model(make_language_model: Make, how: str) -> None:
     model = make_language_model()
     steps = Steps(model)
-    model.scorer.exactness()
-    steps.expect(100, until_stopped)
+    steps.at(100, until_stopped)
     stream = streamed(model, "What is tea?", LONG)
-    stream.next().result(LIMIT)
-    ticket = stream.ticket
+    assert stream.next().call()
+    ticket = stream._begun()
     if how == "closed":
-        stream.close()
+        stream.stop()
     del stream
     assert isinstance(ticket.exception(LIMIT), AnswerCancelledError)
-    steps.remove()
+    assert 0 < steps.in_all() <= 100
     assert generated(model) == generated(make_language_model())
 
 

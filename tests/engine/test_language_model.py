@@ -122,11 +122,11 @@ def test_text_from_elsewhere_is_scored_as_the_prompts_continuation(language_mode
     assert len(scores.entropies) == len("A drink.")
 
 
-@pytest.mark.parametrize("by", [None, "sentence"])
 @pytest.mark.parametrize("response", ["", " \n"])
-def test_empty_responses(language_model: LanguageModel, response: str, by: Any) -> None:
-    with pytest.raises(EmptyResponseError):
-        language_model.score("q", response, by=by)
+def test_empty_responses(language_model: LanguageModel, response: str) -> None:
+    for score in (language_model.score, language_model.segments):
+        with pytest.raises(EmptyResponseError):
+            score("q", response)
 
 
 def test_prompts_at_and_over_the_window(make_language_model: Make) -> None:
@@ -140,15 +140,6 @@ def test_prompts_at_and_over_the_window(make_language_model: Make) -> None:
             model.generate("x" * (length - frame))
     with pytest.raises(PromptTooLongError):
         model.score("x" * 20, "y" * 40)
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [{"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1}, {"stop": ("",)}],
-)
-def test_bad_options(bad: dict[str, object]) -> None:
-    with pytest.raises(InputError):
-        GenerationOptions(**bad)  # type: ignore[arg-type]
 
 
 def test_no_tokenizer_is_refused(language_model: LanguageModel) -> None:

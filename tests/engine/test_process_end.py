@@ -42,7 +42,7 @@ def write():
 STREAM = """
 from tests.engine.worker_calls import streamed
 stream = streamed(model, "What is tea?", LONG)
-stream.next().result()
+stream.next().call()
 """
 
 OFF_LOOP = """
@@ -55,17 +55,6 @@ async def main():
 loop = asyncio.new_event_loop()
 task = loop.create_task(main())
 loop.run_forever()
-"""
-
-DAEMON = """
-LONG, pause = GenerationOptions(max_tokens=100), 0.5
-def write_here():
-    ends.append("nothing")
-    with model.turn:
-        model.generate("What is tea?", LONG)
-    ends[-1] = "more"
-threading.Thread(target=write_here, daemon=True).start()
-begun.wait()
 """
 
 SCHEDULER = """
@@ -115,16 +104,6 @@ if child := os.fork():
 raise SystemExit(4)
 """
 
-
-FORKED_WITH_A_DAEMON = (
-    """
-child = os.fork()
-if child:
-    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    + DAEMON
-)
-
 FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 
 
@@ -135,9 +114,6 @@ FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
         (STREAM + RAISES, 3, ""),
         pytest.param(STREAM + FORKED, 4, "", marks=FORKS),
         (OFF_LOOP, 0, "AnswerCancelledError"),
-        # its turn is waited for, and the thread goes no further
-        pytest.param(DAEMON, 0, "nothing", marks=pytest.mark.heavy),
-        pytest.param(FORKED_WITH_A_DAEMON, 0, "nothing", marks=FORKS),
         (SCHEDULER, 0, ""),
         (SERVED, 0, ""),
         pytest.param(SUBMITTED, 0, "", marks=pytest.mark.heavy),
@@ -148,8 +124,6 @@ FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
         "raises",
         "forked",
         "off_loop",
-        "daemon",
-        "forked_daemon",
         "self_check",
         "served",
         "submitted",

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.engine.answers.text import CertainText, Piece, ThoughtPiece, Visible, answered
+from semgrad_guard.engine.answers.writing import CertainText, Piece, ThoughtPiece, Visible, answered
 from semgrad_guard.engine.prompts.prompt import Prompt, render, template_fingerprint
 from semgrad_guard.engine.prompts.response_templates import EVERY, Marks
 from semgrad_guard.engine.prompts.responses import Codec, Foreign, HeldText, Thinking, doubted_from

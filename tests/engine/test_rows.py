@@ -114,16 +114,16 @@ def written(
             gone.add(id(some))
             batch.drop([some])
         elif some is not None and event == "score":
-            texts.append(text(some, batch._tape_so_far(some)))
+            texts.append(text(some, batch._tape(some)))
         else:
             batch.step()
     assert not any(row.error for row in rows)
     alone = make()
     for row in alone:
-        model.write_whole(row)
+        batch.write_whole([row])
     for row, single in zip(rows, batch.generations(alone), strict=True):
         whole = [*single.preceding_ids, *single.response_ids]
-        assert row.ids[: len(whole)] == whole or id(row) in gone or single.scoring.answers[single.row].written
+        assert row.ids[: len(whole)] == whole or id(row) in gone or single.evidence.answer.written
     return [*texts, *(text(row, row.tape()) for row in rows if id(row) not in gone and row.ids)]
 
 
@@ -252,8 +252,8 @@ def test_an_answer_written_in_one_go_leaves_the_cache_that_its_score_continues(n
     """The same tokens and scores as where nothing is kept; a cache of the model as it was before a change is left."""
     model, wanted = wrapped(name), ("What is tea?", GenerationOptions(max_tokens=9, temperature=1.0, seed=3))
     kept, plain = row_of(model, wanted), row_of(model, wanted)
-    model.write_whole(kept, Objective())
-    model.write_whole(plain, Objective(gradients=False))
+    model.running_batch().write_whole([kept])
+    model.running_batch(Objective(gradients=False)).write_whole([plain])
     assert (kept.cut is None, plain.cut, kept.ids) == (False, None, plain.ids)
     left, none = (model.running_batch().generations([row])[0].evidence for row in (kept, plain))
     expected, seen, layer = none.gradients(), list[int](), model.scorer.twin.layers[0]

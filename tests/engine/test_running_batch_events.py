@@ -146,7 +146,7 @@ def test_a_model_that_was_changed_while_it_wrote_delivers_nothing(then: str) -> 
     batch.step()
     with torch.no_grad():
         next(iter(model._model.parameters())).mul_(1.5)
-    ways = {"step": batch.step, "join": lambda: joined(model, batch, [wanted])}
+    ways = {"step": lambda: finished(batch), "join": lambda: joined(model, batch, [wanted])}
     with pytest.raises(AnswerInterruptedError, match="changed while it wrote"):
         ways[then]()
     batch.drop(rows)

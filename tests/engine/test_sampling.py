@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard.engine.answers.batch import RunningBatch
 from semgrad_guard.engine.answers.options import DiverseBeams, Sampling, sampling_processors
-from semgrad_guard.engine.answers.readings import middle_layer, read
+from semgrad_guard.engine.answers.writing_model import middle_layer, read
 from semgrad_guard.engine.scores.scorer import scorer_of
 from semgrad_guard.errors import InputError
 
+from .running import wrapped
 from .tiny_models import ARCHITECTURES, STATEFUL, shared, token_ids
 
 QUESTIONS = ["q", "What is it?", "Say something longer, please."]
@@ -44,14 +46,13 @@ def test_a_sample_depends_on_seed_prompt_and_number_alone(language_model: Langua
 
 
 def test_samples_are_drawn_once_for_equal_plans_and_the_whole_batch(language_model: LanguageModel, monkeypatch) -> None:
-    drawn: list[int] = []
-    draw = language_model.draw
-    monkeypatch.setattr(language_model, "draw", lambda rows: (drawn.append(len(rows)), draw(rows))[1])
+    drawn, draw = list[int](), RunningBatch.draw
+    monkeypatch.setattr(RunningBatch, "draw", lambda *call: (drawn.append(len(call[1])), draw(*call))[1])
     batch = answered(language_model, QUESTIONS)
     first = [evidence.samples(Sampling(count=2, max_tokens=3)) for evidence in batch]
     again = [evidence.samples(Sampling(count=2, max_tokens=3)) for evidence in batch]
     cooler = [evidence.samples(Sampling(count=2, max_tokens=3), temperature=0.5) for evidence in batch]
-    assert drawn == [2 * len(QUESTIONS)]
+    assert drawn == [len(QUESTIONS)]
     assert all(one is other for one, other in zip(first, again, strict=True))
     assert [[s.ids for s in own] for own in cooler] == [[s.ids for s in own] for own in first]
     assert cooler[0][0].log_probs != first[0][0].log_probs
@@ -130,6 +131,27 @@ def test_foreign_text_is_compared_with_the_models_own_samples(language_model: La
     plan = Sampling(count=3, max_tokens=4)
     own = answered(language_model, ["What is it?"])[0]
     assert [s.ids for s in evidence.samples(plan)] == [s.ids for s in own.samples(plan)]
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "falcon-h1", "lfm2"])
+def test_samples_of_a_model_with_states_are_written_together(name: str, monkeypatch) -> None:
+    """Each is drawn as by itself; where rows may see each other they are written by themselves."""
+    model, plan, together = wrapped(name), Sampling(count=5, max_tokens=6), list[int]()
+    generate = RunningBatch._generate
+    monkeypatch.setattr(
+        RunningBatch, "_generate", lambda *call, **more: (together.append(len(call[1])), generate(*call, **more))[1]
+    )
+
+    def drawn() -> list[tuple[int, ...]]:
+        return [sample.ids for sample in model.evidence("What is tea?", "A drink.").samples(plan)]
+
+    found = drawn()
+    model.max_batch = 2
+    assert drawn() == found
+    model.max_batch = None
+    model._model.register_forward_hook(lambda *_: None)
+    assert drawn() == found
+    assert together == [5, 2, 2, 1, *[1] * 5]
 
 
 @pytest.mark.parametrize(
@@ -226,7 +248,7 @@ def test_readings_do_not_depend_on_how_the_work_is_split(monkeypatch) -> None:
     prompts = [token_ids(3 + i, i) for i in range(4)]
     answers = [[((), token_ids(1 + j, 10 + j)) for j in range(i)] for i in range(4)]
     whole = [read(scorer, prompt, own) for prompt, own in zip(prompts, answers, strict=True)]
-    monkeypatch.setattr("semgrad_guard.engine.answers.readings._LOGITS", 1)
+    monkeypatch.setattr("semgrad_guard.engine.answers.writing_model._LOGITS", 1)
     split = [read(scorer, prompt, own) for prompt, own in zip(prompts, answers, strict=True)]
     assert [len(own) for own in split] == [0, 1, 2, 3]
     for one, other in zip(whole, split, strict=True):

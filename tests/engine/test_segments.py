@@ -16,7 +16,7 @@ ANSWER = "Tea is a drink. It grows, they say, in Assam! Does it?\nYes."
 
 @pytest.mark.parametrize("objective", [None, Objective("official", norm="l2", layers=(0, 3), last_tokens=3)])
 def test_scores_equal_each_segments_own_objective(language_model: LanguageModel, objective: Objective | None) -> None:
-    found = language_model.score("What is tea?", ANSWER, by="sentence", objective=objective)
+    found = language_model.segments("What is tea?", ANSWER, objective=objective)
     assert [s.text for s in found] == [
         "Tea is a drink. ",
         "It grows, they say, in Assam! ",
@@ -40,13 +40,13 @@ def test_scores_equal_each_segments_own_objective(language_model: LanguageModel,
 
 
 def test_one_sentence_is_the_whole_answer(language_model: LanguageModel) -> None:
-    (segment,) = language_model.score("q", "Tea is a drink.", by="sentence")
+    (segment,) = language_model.segments("q", "Tea is a drink.")
     assert segment.scores == language_model.score("q", "Tea is a drink.")
 
 
 def test_a_segment_without_a_token_has_no_scores(make_language_model: Callable[..., LanguageModel]) -> None:
     model = make_language_model(vocab_size=259)
     model.tokenizer.add_tokens(["! B! C"])
-    segments = model.score("q", "A! B! C", by="sentence")
+    segments = model.segments("q", "A! B! C")
     assert [segment.text for segment in segments] == ["A! ", "B! ", "C"]
     assert [segment.scores is None for segment in segments] == [False, True, False]

@@ -9,7 +9,7 @@ import pytest
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import Sampling
-from semgrad_guard.engine.answers.text import visible
+from semgrad_guard.engine.answers.writing import visible
 from tests.thinking import ANSWERS, THOUGHTS, thinking_model
 
 from .worker_calls import pieces_of, streamed
@@ -109,7 +109,7 @@ def answers_of(model: LanguageModel, way: str, options: GenerationOptions) -> li
     if way == "batch":
         return model.generate_batch(QUESTIONS_TO_THINK, options)
     streams = [streamed(model, question, options) for question in QUESTIONS_TO_THINK]
-    found = [(pieces_of(stream), stream.ticket.result()) for stream in streams]
+    found = [(pieces_of(stream), stream.draft().call()) for stream in streams]
     assert all("".join(pieces) == generation.text for pieces, generation in found)
     return [generation for _, generation in found]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard import LanguageModel
-from semgrad_guard.engine.answers import batching
+from semgrad_guard.engine.answers import running
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.batch import RunningBatch
 from semgrad_guard.engine.answers.request import Ticket
@@ -27,14 +27,14 @@ def test_an_error_while_requests_are_put_together_is_one_callers(
     make_language_model: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_language_model(seed=2)
-    has_room = batching.RunningRequests.has_room
+    has_room = running.RunningRequests.has_room
 
-    def with_room_for_one(self: batching.RunningRequests, jobs: Any, *, beside: int) -> bool:
+    def with_room_for_one(self: running.RunningRequests, jobs: Any, *, beside: int) -> bool:
         if len(jobs) == 2:
             raise RuntimeError("the model cannot be looked at")
         return has_room(self, jobs, beside=beside)
 
-    monkeypatch.setattr(batching.RunningRequests, "has_room", with_room_for_one)
+    monkeypatch.setattr(running.RunningRequests, "has_room", with_room_for_one)
     free = busy(model)
     tickets = [submitted(model, text) for text in ("one", "two")]
     free.set()
@@ -58,7 +58,7 @@ def test_an_error_anywhere_in_a_batch_leaves_no_caller_waiting(
         ("What is tea?", {"on_sentences": lambda _: True, **sentences}),
         ("What is milk?", {"on_sentences": lambda _: False, **sentences}),
     ]
-    monkeypatch.setattr(batching, "_READ", 100)
+    monkeypatch.setattr(running, "_READ", 100)
     for first in (1, 3):
         calls = itertools.count(1)
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.answer import Generation
-from semgrad_guard.engine.answers.request import PieceStream, Request, Ticket
+from semgrad_guard.engine.answers.request import Request, Ticket
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.estimators import Sampling
+from semgrad_guard.guard import LiveAnswer
 from tests.steps import LIMIT
 
 
@@ -39,16 +40,16 @@ def submitted(
     )
 
 
-def streamed(model: LanguageModel, text: str, options: GenerationOptions) -> PieceStream[Generation]:
-    """The pieces of an answer, which is being written from now on."""
+def streamed(model: LanguageModel, text: str, options: GenerationOptions) -> LiveAnswer:
+    """An answer piece by piece, which is begun with the first of them."""
     request = Request(prompt=model.render(text), options=(options,), finish=lambda found: found[0])
-    return PieceStream(lambda on_piece: model.submit(replace(request, on_piece=on_piece)))
+    return LiveAnswer(lambda on_piece: model.submit(replace(request, on_piece=on_piece)))
 
 
-def pieces_of(stream: PieceStream[Generation]) -> list[str]:
+def pieces_of(stream: LiveAnswer) -> list[str]:
     """Those of its text, to the end."""
     found = list[str]()
-    while (pieces := stream.next().result(LIMIT)) is not None:
+    while (pieces := stream.next().call()) is not None:
         found += [piece for piece in pieces if isinstance(piece, str)]
     return found
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from semgrad_guard import Calibration, GenerationOptions, Guard, LanguageModel, Message, Policy, calibrate
+from semgrad_guard.engine.answers.answer import BatchScoring
 from semgrad_guard.engine.answers.options import DiverseBeams, Sampling
 from semgrad_guard.errors import BindingMismatchError
 from semgrad_guard.estimators import (
@@ -53,7 +54,8 @@ def test_an_empty_answer_has_no_score(estimator, make_language_model) -> None:
     empty = model.generate("q", GenerationOptions(max_tokens=3)).evidence
     assert empty.response_ids == ()
     assert brief(estimator)(empty).reason == "the response is empty"
-    assert "began with '\\n', where it was to stop" in brief(estimator)(replace(empty, cut="\n")).reason
+    (stopped,) = BatchScoring(model, [replace(empty.answer, cut="\n")]).evidence
+    assert "began with '\\n', where it was to stop" in brief(estimator)(stopped).reason
     foreign = brief(estimator)(model.evidence("q", "An answer."))
     if estimator in (LengthNormalisedEntropy, Inside, SemanticEntropy, SemanticDensity, MutualInformation, SAR):
         assert (foreign.uncertainty, foreign.reason) == (None, "all samples are empty")

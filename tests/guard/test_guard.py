@@ -276,7 +276,6 @@ def test_a_deep_copy_of_a_guard_shares_its_model(language_model: LanguageModel) 
     base = guard(language_model, ALL)
     assert copy.deepcopy({"guard": base})["guard"](QUESTIONS[0]).text == base(QUESTIONS[0]).text
     assert copy.deepcopy(language_model) is language_model
-    assert vars(copy.copy(language_model)) == vars(language_model)
 
 
 def test_a_live_answer_shows_no_call_of_a_tool(make_language_model: Callable[..., LanguageModel]) -> None:

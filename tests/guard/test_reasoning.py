@@ -12,8 +12,7 @@ from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, P
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import DiverseBeams
 from semgrad_guard.engine.answers.request import Request
-from semgrad_guard.engine.answers.text import Piece, ThoughtPiece
-from semgrad_guard.engine.answers.writing import WrittenAnswer
+from semgrad_guard.engine.answers.writing import Piece, ThoughtPiece, WrittenAnswer
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import MeanEntropy, Sampling, SelfConsistency, SemanticEntropy
 from semgrad_guard.guard.answering import Answerer
@@ -192,7 +191,7 @@ def test_the_thoughts_of_samples_have_the_answers_budget(model: LanguageModel, p
     draws = (plan,) if together else ()  # drawn while the answer is written
     request = Request(prompt=model.render(QUESTIONS[0]), options=(options,), draws=draws, finish=itemgetter(0))
     evidence = model.submit(request).result().evidence
-    assert evidence.scoring.has(plan, evidence.row) == together
+    assert ((plan, evidence.row) in evidence.scoring._results) == together
     for sample in evidence.samples(plan):
         assert sample.preceding[4 : 4 + len(closing)] == closing
 
@@ -213,14 +212,14 @@ def test_a_text_from_elsewhere_is_read_by_the_same_rule(model: LanguageModel) ->
     assert bare.uncertainty != pytest.approx(raw.uncertainty, rel=0.1)
     unknown = answerer.scored(question, ANSWERS[question], reasoning="").verdict
     assert (unknown.status, unknown.text) == ("unscored", ANSWERS[question])
-    (sentence,) = model.score(question, written(question), by="sentence")
+    (sentence,) = model.segments(question, written(question))
     whole = model.score(question, written(question))
     assert sentence.text == ANSWERS[question]
     assert sentence.scores is not None
     assert sentence.scores.hybridgrad == pytest.approx(whole.hybridgrad, rel=1e-4)
-    for by in (None, "sentence"):
+    for score in (model.score, model.segments):
         with pytest.raises(InputError, match="reasoning"):
-            model.score(question, "<think>\nIt is", by=by)  # type: ignore[call-overload]
+            score(question, "<think>\nIt is")
 
 
 # What looks like a thought in a text from elsewhere is never scored as the answer, by any reader.

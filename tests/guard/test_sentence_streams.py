@@ -246,9 +246,9 @@ def test_what_may_be_a_thought_behind_sentences_is_withheld(language_model: Lang
 def test_sentences_whose_tokens_do_not_spell_them_yet_wait(model: FixedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     ended, calls = batch.ended_sentences, list[int]()
 
-    def not_at_first(answers: Any, spans: Any, codec: Any, known: Any) -> Any:
+    def not_at_first(answers: Any, spans: Any, known: Any) -> Any:
         calls.extend(known)
-        return [None] if len(calls) == 1 else ended(answers, spans, codec, known)
+        return [None] if len(calls) == 1 else ended(answers, spans, known)
 
     monkeypatch.setattr(batch, "ended_sentences", not_at_first)
     stream = guard(model, 1e9).stream("q")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Policy
-from semgrad_guard.engine.answers.request import Work
+from semgrad_guard.engine.answers.running import Work
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.guard import Answerer, Terms
 from tests.steps import LIMIT, Steps, until
@@ -171,5 +171,5 @@ def question_of(job: Any) -> str | None:
 def held(scheduler: Scheduler, begun: list[Any], *, at: int) -> Steps:
     """Let the model wait at this step until the first request that began was cancelled: it is not done before."""
     steps = Steps(scheduler.model)
-    steps.at(at, lambda: until(lambda: begun[0].context.copy().run(current_stop).remaining == 0))
+    steps.at(at, lambda: until(lambda: begun[0].ticket.context.copy().run(current_stop).remaining == 0))
     return steps

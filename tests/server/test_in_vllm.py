@@ -225,7 +225,7 @@ def test_texts_from_elsewhere(twin: TwinLanguageModel, say: Callable[..., Any]) 
     assert say(ELSEWHERE, foreign).verdict.uncertainty == pytest.approx(twin.score("hello", foreign.text).hybridgrad)
     reason = say(ELSEWHERE, ForeignText(text="x", reason="because")).verdict
     assert (reason.status, reason.reason) == ("unscored", "because")
-    parts = say(SEGMENTS, (foreign, "sentence"))
+    parts = say(SEGMENTS, foreign)
     assert [part["text"] for part in parts] == ["So it is. ", "Or not."]
 
 

@@ -29,7 +29,7 @@ async def test_a_text_is_scored(serve: Serve, language_model: LanguageModel) -> 
         assert (whole["semgrad_guard"]["action"], whole["semgrad_guard"]["details"]["enforced"]) == ("abstain", False)
         assert "segments" not in whole
         parts = (await client.post("/v1/score", json={**body, "by": "sentence", "model": "tiny"})).json()["segments"]
-        expected = language_model.score("What is it?", text, by="sentence")
+        expected = language_model.segments("What is it?", text)
         assert [part["text"] for part in parts] == ["A town. ", "It is old."]
         assert [part["uncertainty"] for part in parts] == [generation.scores.hybridgrad for generation in expected]
         for changes, status in (({"text": ""}, 400), ({"model": "x"}, 404), ({"by": "word"}, 400), ({"more": 1}, 400)):

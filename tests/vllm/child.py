@@ -17,6 +17,7 @@ from passes import evidence_by, passes_of, shared
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy, Router
 from semgrad_guard.engine.answers.answer import Generation
+from semgrad_guard.engine.answers.sentences import sentences_of
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import AnswerCancelledError, BindingMismatchError, InputError
@@ -103,7 +104,7 @@ def sentences(served: LanguageModel, own: LanguageModel) -> list[list[list[float
     again = evidence_by(own, [answer])[0]
     found: list[list[list[float | None]]] = []
     for estimator in (HybridGrad(), MaxProbability()):
-        sides = [model.sentences(evidence) for model, evidence in ((served, answer.evidence), (own, again))]
+        sides = [sentences_of(evidence) for evidence in (answer.evidence, again)]
         found.append(
             [[None if part is None else estimator(part).uncertainty for _, part in side or ()] for side in sides]
         )

@@ -18,8 +18,8 @@ from passes import evidence_by, passes_of
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.batch import RunningBatch
-from semgrad_guard.engine.answers.readings import likeliest
 from semgrad_guard.engine.answers.writing import WrittenAnswer
+from semgrad_guard.engine.answers.writing_model import likeliest
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.vllm import VLLMLanguageModel
@@ -159,7 +159,7 @@ class Mixed:
 
 def is_left(answer: Generation) -> bool:
     """Whether vLLM's passes have left all that a replay takes."""
-    tape = answer.scoring.tape(answer.row)
+    tape = answer.evidence.scoring.tape(answer.evidence.row)
     return tape is not None and answer.evidence.answer.row(Objective(), tape).is_on(tape, tape.layer)
 
 

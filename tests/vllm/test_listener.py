@@ -77,9 +77,8 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tape_holds_its_own_positions(data: st.DataObject) -> None:
     runner = Runner()
     listener = Listener(runner)
-    MODEL.record(listener)
-    batch = MODEL.written(Objective(), listener)
-    assert isinstance(batch, WrittenAnswers)
+    listener.record(MODEL.scorer)
+    batch = WrittenAnswers(MODEL, Objective(), listener=listener)
     rows = [batch.answer(MODEL.render(q), GenerationOptions(), name=str(n)) for n, q in enumerate(QUESTIONS)]
     batch.join(rows)
     begins = [row.begin for row in rows]
@@ -126,8 +125,8 @@ def test_what_was_not_recorded_is_no_tape() -> None:
     """A pass that guesses ahead has other rows before the head than requests."""
     runner = Runner()
     listener = Listener(runner)
-    MODEL.record(listener)
-    batch = MODEL.written(Objective(), listener)
+    listener.record(MODEL.scorer)
+    batch = WrittenAnswers(MODEL, Objective(), listener=listener)
     row = batch.answer(MODEL.render("Who?"), GenerationOptions(), name="0")
     batch.join([row])
     runner.run([(0, 0, len(row.prompt.ids))])

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from semgrad_guard.engine.answers.options import GenerationOptions, Sample, SamplingPlan
-from semgrad_guard.engine.answers.readings import likeliest
-from semgrad_guard.engine.answers.writing import planned
-from semgrad_guard.engine.answers.writing_model import WritingModel
+from semgrad_guard.engine.answers.writing_model import WritingModel, likeliest
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.responses import Reasoning
@@ -25,8 +24,6 @@ from semgrad_guard.errors import DetachedRecordError, ScoringError
 from semgrad_guard.records import FinishReason, in_context
 
 T = TypeVar("T")
-_ALONE = "alone"
-"""Marks the key of a result that was computed for one row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +33,8 @@ class Answer:
     `ids` are the scored tokens: the end token and tokens beyond a stop string do not count. `preceding` are the tokens
     that were written before these, given which they are scored: a thought and its marks, and earlier sentences.
     `written` are all tokens that were written, those behind a sentence included; empty where there are no others.
-    `options` are those by which it was written: other answers to its prompt end as it does.
+    `options` are those by which it was written: other answers to its prompt end as it does. `cut` is where it was cut
+    off: after so many tokens, or at this stop string; None where its author ended it.
     """
 
     prompt: Prompt
@@ -46,6 +44,24 @@ class Answer:
     reasoning: Reasoning | None = None
     written: tuple[int, ...] = ()
     options: GenerationOptions = field(default_factory=GenerationOptions)
+    cut: int | str | None = None
+
+    @property
+    def sample(self) -> Sample:
+        """As a sample that is not yet judged."""
+        return Sample(
+            self.text,
+            self.ids,
+            preceding=self.preceding if self.ids else (),
+            why_unscored=None if self.reasoning is None else self.reasoning.why_unscored,
+        )
+
+    @property
+    def thought(self) -> Answer:
+        """The thought in the place of the answer that follows it."""
+        thought = self.reasoning or Reasoning("")
+        begin, end = thought.span
+        return replace(self, ids=thought.ids[begin:end], preceding=thought.ids[:begin], written=())
 
     def row(self, objective: Objective, tape: Tape | None, *, in_context: bool = False) -> Row:
         """Its tokens as a row to score."""
@@ -81,16 +97,10 @@ class Generation:
     response_ids: tuple[int, ...]
     finish_reason: FinishReason
     completion_tokens: int
-    scoring: BatchScoring = field(repr=False, compare=False)
-    row: int = 0
+    evidence: Evidence = field(repr=False, compare=False)
     cut: int | str | None = None
     reasoning: Reasoning | None = None
     preceding_ids: tuple[int, ...] = ()
-
-    @property
-    def evidence(self) -> Evidence:
-        """Facts about this answer, each computed once and only when needed."""
-        return replace(self.scoring.evidence[self.row], cut=self.cut)
 
 
 @dataclass(frozen=True)
@@ -124,7 +134,7 @@ class BatchScoring:
         self._model: WritingModel | None = model
         self.answers, self._in_context = tuple(answers), in_context
         self._tapes: Sequence[Tape | None] = tuple(tapes)
-        self._results: dict[Hashable, Sequence[Any]] = {}
+        self._results: dict[tuple[Hashable, int], Any] = {}
         self._epoch: object = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -145,10 +155,6 @@ class BatchScoring:
             )
         return self._model
 
-    @property
-    def _lock(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._model is None else self._model.scorer.lock
-
     @classmethod
     def joined(cls, answers: Sequence[Evidence]) -> BatchScoring:
         """Answers of one model that came one by one (`LanguageModel.evidence`) as one batch: one backward pass for all.
@@ -168,87 +174,67 @@ class BatchScoring:
 
     def scores(self, objective: Objective, row: int) -> TimedScores | None:
         """The scores of one row, None where it holds no token; the first call scores the whole batch together."""
-        return self.together(objective, lambda _: self._scored(objective), row)
+        return self.together(objective, partial(self._scored, objective), row)
 
     def observed(self, row: int, *, own: bool = False, thought: bool = False) -> Observation | None:
         """The observation of one row's tokens, or of those of its `thought`, None where there are none.
 
         The first call observes the whole batch and keeps tapes for scoring.
         """
-
-        def work(_: Sequence[Evidence]) -> Sequence[Observation | None]:
-            return self._observed([_thought_of(one) if thought else one for one in self.answers], own=own)
-
+        work = partial(self._observed, own=own, thought=thought)
         return self.together((Observation, own, thought), work, row)
 
     def together(
         self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]], row: int, *, alone: bool = False
     ) -> T:
-        """The result of `work` for one row; the first call under `key` has it done for the whole batch, or `alone`."""
-        answers = self.evidence
-        if alone:
-            key, answers, row = (_ALONE, key, row), answers[row : row + 1], 0
-        with self._lock:
+        """The result of `work` for one row, known under `key`; the first call has it done for all rows without one.
+
+        Or for this row `alone`.
+        """
+        with nullcontext() if self._model is None else self._model.turn:
             self._forget_another_models()
-            if key not in self._results:
-                self._results[key] = work(answers)
-            return self._results[key][row]
+            if (key, row) not in self._results:
+                new = [one for one in self.evidence if (key, one.row) not in self._results]
+                new = [one for one in new if one.row == row or not alone]
+                self._results |= {(key, one.row): found for one, found in zip(new, work(new), strict=True)}
+            return self._results[key, row]
 
     def keep(self, key: Hashable, row: int, result: object) -> None:
-        """Take in the result of `together` for one row `alone`, which was computed elsewhere."""
-        with self._lock:
-            self._forget_another_models()
-            self._results[_ALONE, key, row] = [result]
-
-    def has(self, key: Hashable, row: int) -> bool:
-        """Whether a result for this row alone is known, of the model as it is."""
-        with self._lock:
-            self._forget_another_models()
-            return (_ALONE, key, row) in self._results
+        """Take in the result of `together` for one row, which was computed elsewhere, within the model's turn."""
+        self._forget_another_models()
+        self._results[key, row] = result
 
     def _forget_another_models(self) -> None:
         """Drop results of the model as it was before its owner changed it."""
         if self._model is not None and self._epoch is not (epoch := self._model.scorer.epoch):
             self._results, self._epoch = {}, epoch
 
-    def _rows(self, objective: Objective, answers: Sequence[Answer]) -> list[Row]:
-        """The answers that hold tokens, as rows."""
-        tapes = self._tapes or (None,) * len(answers)
-        pairs = zip(answers, tapes, strict=True)
-        return [answer.row(objective, tape, in_context=self._in_context) for answer, tape in pairs if answer.ids]
+    def _of_tokens(
+        self, answers: Sequence[tuple[Answer, Tape | None]], objective: Objective, work: Callable[[list[Row]], list[T]]
+    ) -> list[T | None]:
+        """What `work` makes of the answers that hold tokens; None for the others."""
+        rows = [answer.row(objective, tape, in_context=self._in_context) for answer, tape in answers if answer.ids]
+        found = iter(work(rows) if rows else ())
+        return [next(found) if answer.ids else None for answer, _ in answers]
 
-    def _observed(self, answers: Sequence[Answer], *, own: bool = False) -> list[Observation | None]:
-        rows = self._rows(Objective(token=-1), answers)
-        found = iter(self.model.scorer.observe(rows, own=own) if rows else ())
-        return [next(found) if answer.ids else None for answer in answers]
+    def _observed(self, some: Sequence[Evidence], *, own: bool, thought: bool) -> Sequence[Observation | None]:
+        answers = [(one.answer.thought if thought else one.answer, self.tape(one.row)) for one in some]
+        return self._of_tokens(answers, Objective(token=-1), lambda rows: self.model.scorer.observe(rows, own=own))
 
-    def _scored(self, objective: Objective) -> Sequence[TimedScores | None]:
-        began, rows = time.perf_counter(), self._rows(objective, self.answers)
-        found = self.model.scorer.score(rows, objective) if rows else []
-        share = (time.perf_counter() - began) * 1000 / max(1, len(rows))
+    def _scored(self, objective: Objective, some: Sequence[Evidence]) -> Sequence[TimedScores | None]:
+        began, answers = time.perf_counter(), [(one.answer, self.tape(one.row)) for one in some]
+        found = self._of_tokens(answers, objective, lambda rows: self.model.scorer.score(rows, objective))
+        share = (time.perf_counter() - began) * 1000 / max(1, len(list(filter(None, found))))
         self._tapes = ()  # kept until now: a scoring that was interrupted can be taken up again
-        timed = iter([TimedScores(scores, share) for scores in found])
-        return [next(timed) if answer.ids else None for answer in self.answers]
-
-
-def _thought_of(answer: Answer) -> Answer:
-    """A thought in the place of the answer that follows it."""
-    thought = answer.reasoning
-    begin, end = (0, 0) if thought is None else thought.span
-    ids = () if thought is None else thought.ids
-    return replace(answer, ids=ids[begin:end], preceding=ids[:begin], written=())
+        return [one and TimedScores(one, share) for one in found]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Facts about one answer, for estimators. `response_ids` may be empty: then there is nothing to score.
-
-    `cut` is where the answer was cut off (see `Generation`).
-    """
+    """Facts about one answer, for estimators. `response_ids` may be empty: then there is nothing to score."""
 
     scoring: BatchScoring
     row: int = 0
-    cut: int | str | None = None
 
     @property
     def answer(self) -> Answer:
@@ -264,6 +250,11 @@ class Evidence:
     def response_ids(self) -> tuple[int, ...]:
         """The tokens that are scored."""
         return self.answer.ids
+
+    @property
+    def cut(self) -> int | str | None:
+        """Where the answer was cut off (see `Generation`)."""
+        return self.answer.cut
 
     @property
     def why_empty(self) -> str:
@@ -298,8 +289,7 @@ class Evidence:
         """The `count` likeliest tokens at each place and their log-probabilities in nats, the likeliest first."""
         if not self.response_ids:
             return ()
-        given = (*self.prompt.ids, *self.preceding_ids)
-        return likeliest(self.model.scorer, given, self.response_ids, count)
+        return likeliest(self.model.scorer, (*self.prompt.ids, *self.preceding_ids), self.response_ids, count)
 
     @property
     def reasoning(self) -> Reasoning | None:
@@ -344,19 +334,18 @@ class Evidence:
         Raises:
             ScoringError: some of them had not begun when the limit of their tokens ended their thoughts.
         """
-        batch, alone = self.scoring, self.scoring.has(plan, self.row)
+        batch = self.scoring
 
         def draw(rows: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
-            wanted = [planned(batch.model, row.prompt, row.answer.options, plan) for row in rows]
-            batch.model.draw([one for own in wanted for one in own])
-            return [tuple(one.sample() for one in own) for own in wanted]
+            drawing = batch.model.running_batch(Objective(gradients=False))
+            return drawing.draw([(one.prompt, one.answer.options) for one in rows], plan)
 
         def judge(rows: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
-            drafts = [batch.together(plan, draw, row.row, alone=alone) for row in rows]
+            drafts = [batch.together(plan, draw, one.row) for one in rows]
             pairs = zip(rows, drafts, strict=True)
-            return [batch.model.judged(row.prompt, own, temperature=temperature) for row, own in pairs]
+            return [batch.model.judged(one.prompt, own, temperature=temperature) for one, own in pairs]
 
-        samples = batch.together((plan, temperature), judge, self.row, alone=alone)
+        samples = batch.together((plan, temperature), judge, self.row)
         if reason := next((sample.why_unscored for sample in samples if sample.why_unscored), None):
             raise ScoringError(f"of the answers drawn, some have no score: {reason}")
         return samples

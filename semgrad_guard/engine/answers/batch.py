@@ -3,36 +3,47 @@
 All rows end in one column and begin where their prompt begins; a row that joins is read by itself and added to the
 others. A recorder keeps the states of a stretch of steps with the same rows; an answer's tape is its part of them.
 
+Where a model cannot take rows in and out (a recurrent state, no keys by position), the library's `generate` writes an
+answer in one go.
+
 Why: docs/decisions.md#0146
 """
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Generation
-from semgrad_guard.engine.answers.options import GenerationOptions, Sample
+from semgrad_guard.engine.answers.options import DiverseBeams, GenerationOptions, Sample, SamplingPlan, force
 from semgrad_guard.engine.answers.sentences import EndedSentences, ended_sentences, keep_sentences
-from semgrad_guard.engine.answers.text import Piece
-from semgrad_guard.engine.answers.writing import WrittenAnswer, write_whole
+from semgrad_guard.engine.answers.writing import Piece, WrittenAnswer
 from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.replay.memory import Memory, give_back_memory, is_out_of_memory
+from semgrad_guard.engine.replay.memory import Memory, is_out_of_memory
+from semgrad_guard.engine.replay.replay import cut_cache
 from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape, below, growing_cache, keys_of, left_of
+from semgrad_guard.engine.replay.twin import CACHE
 from semgrad_guard.engine.scores.observed import observed_layer
 from semgrad_guard.engine.scores.scorer import clean_slate
 from semgrad_guard.engine.sentences import Span
-from semgrad_guard.errors import AnswerInterruptedError, UnsupportedModelError
+from semgrad_guard.errors import AnswerInterruptedError
 
+ROWS = 8
+"""Answers that are written at once, unless `LanguageModel.max_batch` is another number."""
+_LOOK = 16  # steps from one look at the model to the next: a look costs some twentieth of a step
 _ALIKE, _FEW = 1.25, 16  # how much longer a prompt may be than the shortest of its group: times, plus tokens
+T = TypeVar("T")
 _CHANGED = "the model was changed while it wrote; nothing is delivered. Ask again"
 
 
@@ -45,6 +56,7 @@ class RunningBatch:
     def __init__(self, model: WritingModel, objective: Objective) -> None:
         self._model, self._scorer, self._objective = model, model.scorer, objective
         self._rows: list[WrittenAnswer] = []
+        self._steps = 0
         self._epoch: object = None
         self._cache: Cache = growing_cache()
         self._mask = torch.zeros(0, 0, dtype=torch.long)
@@ -56,43 +68,28 @@ class RunningBatch:
         return tuple(self._rows)
 
     def takes(self, prompt: Prompt, options: GenerationOptions) -> bool:
-        """Whether this answer can join: not where states cannot be kept, or where its length would matter to others.
+        """Whether this answer can join: not where its length would matter to others.
 
         Rotary frequencies that change with the length are those of the longest row.
-
-        Raises:
-            InputError: the objective asks for a token that the prompt does not have.
         """
         limit = self._scorer.architecture.fixed_positions
-        if limit is not None and len(prompt.ids) + options.max_tokens > limit:
-            return False
-        return self._recorder_for([prompt], self._scorer.memory) is not None
+        return limit is None or len(prompt.ids) + options.max_tokens <= limit
 
-    def has_room(
-        self, new: Sequence[tuple[Prompt, GenerationOptions]], *, scored: bool = True, budgets: int = 1
-    ) -> bool:
-        """Whether keys and values of these answers and the present ones fit into so many budgets (`Memory.running`).
-
-        Padding counts. Answers that are scored take no account of those that are drawn for others' scores.
-        """
-        every = [*new, *((row.prompt, row.options) for row in self._rows if row.scored or not scored)]
+    def has_room(self, new: Sequence[tuple[Prompt, GenerationOptions]]) -> bool:
+        """Whether keys and values of these answers and the present ones fit into `Memory.running`. Padding counts."""
+        every = [*new, *((row.prompt, row.options) for row in self._rows)]
         longest = max(len(prompt.ids) + options.max_tokens for prompt, options in every)
-        return len(every) * longest * self._token_bytes <= budgets * self._scorer.memory.running
+        return len(every) * longest * self._token_bytes <= self._scorer.memory.running
 
     @cached_property
     def _token_bytes(self) -> int:
         return self._scorer.exactness().token_bytes
 
     def answer(
-        self,
-        prompt: Prompt,
-        options: GenerationOptions,
-        *,
-        listener: Callable[[Piece], None] | None = None,
-        scored: bool = True,
+        self, prompt: Prompt, options: GenerationOptions, *, listener: Callable[[Piece], None] | None = None
     ) -> WrittenAnswer:
         """An answer that may `join`, as `WrittenAnswer`."""
-        return WrittenAnswer(self._model, prompt, options, listener=listener, scored=scored)
+        return WrittenAnswer(self._model, prompt, options, listener=listener)
 
     def join(self, rows: Sequence[WrittenAnswer]) -> None:
         """Read prompts (`takes`), and write the first token of their answers, which may be the last.
@@ -102,26 +99,22 @@ class RunningBatch:
         Raises:
             AnswerInterruptedError: the current stop ended it, or the model was changed while it wrote the others.
         """
-        with self._scorer.lock, clean_slate():
-            self.require_the_same_model()
+        with self._scorer.lock:
             try:
-                for group in _of_like_length(rows):
-                    for _ in self._read(group, piece=None):
+                for group in of_like_length(rows, lambda row: row.prompt):
+                    for _ in self.join_in_pieces(group, sys.maxsize):
                         pass
             except BaseException:
                 self.drop(rows)
                 raise
-            self._leave()
 
     def join_in_pieces(self, rows: Sequence[WrittenAnswer], piece: int) -> Iterator[bool]:
-        """Like `join`, for answers to one prompt: whether they have joined, after each `piece` of it.
-
-        Others may take a step in between.
+        """Like `join`: whether they have joined, after each `piece` of their prompts; others may step in between.
 
         Raises:
             AnswerInterruptedError: as `join`, or the model was changed between two pieces.
         """
-        epoch, reading, done = self._scorer.epoch, self._read(rows, piece=piece), False
+        epoch, reading, done = self._scorer.epoch, self._read(rows, piece), False
         while not done:
             with self._scorer.lock, clean_slate():
                 if epoch is not self._scorer.epoch:
@@ -135,24 +128,22 @@ class RunningBatch:
                     raise
             yield done
 
-    def _read(self, rows: Sequence[WrittenAnswer], *, piece: int | None) -> Iterator[bool]:
+    def _read(self, rows: Sequence[WrittenAnswer], piece: int) -> Iterator[bool]:
         """Prefill some rows, and add them to the present ones: whether that is done, after each piece of the prompts.
 
         The last piece begins no later than the states that are kept for scoring.
         """
         twin = self._scorer.twin
         different = list(dict.fromkeys(row.reads for row in rows))
-        owners, recorder = [different.index(row.reads) for row in rows], None
+        owners = [different.index(row.reads) for row in rows]
         prompts = [rows[owners.index(number)].prompt for number in range(len(different))]
-        if any(row.scored for row in rows):
-            recorder = self._recorder_for(prompts, self._left())
-            if recorder is None:
-                raise ValueError("no answer can join: this model's states cannot be kept while it writes")
+        recorder = self._recorder_for(prompts)
+        self._model.require_known(prompts)
         ids, mask = _padded(prompts, self._scorer.device)
         width = ids.shape[1]
-        most, begin, cache = min(recorder.start if recorder else width, width - 1), 0, growing_cache()
+        most, begin, cache = min(recorder.start, width - 1), 0, growing_cache()
         twin.reset()
-        while piece is not None and begin + piece < most:
+        while begin + piece < most:
             with torch.no_grad():
                 twin.step(ids[:, begin : begin + piece], mask[:, : begin + piece], cache)
             begin += piece
@@ -162,70 +153,65 @@ class RunningBatch:
         keys = [keys_of(cache, number, width - len(prompt.ids)) for number, prompt in enumerate(prompts)]
         for row, number in zip(rows, owners, strict=True):
             row.epoch = self._epoch
-            if recorder is not None and row.scored:
-                row.begin = recorder.start - (width - len(row.prompt.ids))
-                row.passes.append((recorder, number))
+            row.begin = recorder.start - (width - len(row.prompt.ids))
+            row.passes.append((recorder, number))
         _write(rows, logits[owners])
         present = [self._keys(number) for number in range(len(self._rows))]
         self._lay_out([*self._rows, *rows], [*present, *(keys[number] for number in owners)])
         yield True
 
-    def step(self, *, look: bool = True) -> None:
+    def step(self) -> None:
         """Write one more token of every answer; those that are done with it leave the batch.
 
-        Without a `look` at the model a change is seen at a later step, or before an answer leaves.
+        Not every step looks at the model: a change is seen some steps later, or before an answer leaves.
 
-        Whatever it raises: no answer can continue, and the batch is empty.
+        Where memory runs out, the answers may be as they were before. Whatever else it raises: none can continue, and
+        the batch is empty.
 
         Raises:
             AnswerInterruptedError: the model was changed while it wrote, or the current stop ended it.
         """
         if not self._rows:
             return
+        columns = self._mask.shape[1]
         with self._scorer.lock, clean_slate():
-            rows, columns, failed = list(self._rows), self._mask.shape[1], None
-            if not look:
+            self._steps += 1
+            if self._steps % _LOOK:
                 self._scorer.trust()
             try:
                 self.require_the_same_model()
                 self._mask = F.pad(self._mask, (0, 1), value=1)
-                ids = torch.tensor([[row.ids[-1]] for row in rows], device=self._scorer.device)
-                _write(rows, self._step(ids, self._mask, self._cache, self._stretch()))
-                if not look and any(row.done for row in rows):  # no answer leaves a model that was changed
+                ids = torch.tensor([[row.ids[-1]] for row in self._rows], device=self._scorer.device)
+                _write(self._rows, self._step(ids, self._mask, self._cache, self._stretch()))
+                if any(row.done for row in self._rows):  # no answer leaves a model that was changed
                     self._scorer.look_again()
                     self.require_the_same_model()
-            except BaseException as error:
-                if all(row.scored for row in rows) or not is_out_of_memory(error):
-                    self.drop(rows)  # the cache may have grown in some of its layers
-                    raise
-                failed = error.with_traceback(None)
-            if failed is not None:
-                self._give_up_samples(columns, failed)
+            except BaseException as error:  # the cache may have grown in some of its layers
+                if is_out_of_memory(error):
+                    self._take_back(columns)
+                else:
+                    self.drop(self._rows)
+                raise
             self._leave()
 
-    def _step(
-        self, ids: torch.Tensor, mask: torch.Tensor, cache: Cache, recorder: Recorder | None, *, read: int = 0
-    ) -> torch.Tensor:
-        """The head's output [B, V] behind some columns; the first `read` columns of a prompt are in the cache."""
-        twin = self._scorer.twin
-        with torch.no_grad():
-            if recorder is None:
-                return twin.step(ids, mask, cache)
-            recorder.columns = recorder.columns or read
-            with recorder.listening(twin):
-                return twin.step(ids, mask, cache)
-
-    def _give_up_samples(self, columns: int, error: BaseException) -> None:
-        """Continue, without those drawn for others' scores, from where the batch was before memory ran out."""
+    def _take_back(self, columns: int) -> None:
+        """Have the batch as it was behind so many columns. What was recorded since is of no use to a score."""
         self._mask = self._mask[:, :columns]
-        keys = [self._keys(number, columns) for number in range(len(self._rows))]
         for row in self._rows:
             row.replayed = True
-            if not row.scored:
-                row.fail(error)
-        kept = [number for number, row in enumerate(self._rows) if row.scored]
-        self._lay_out([self._rows[number] for number in kept], [keys[number] for number in kept])
-        give_back_memory()
+        try:
+            self._lay_out(self._rows, [self._keys(number, columns) for number in range(len(self._rows))])
+        except BaseException:
+            self.drop(self._rows)
+            raise
+
+    def _step(
+        self, ids: torch.Tensor, mask: torch.Tensor, cache: Cache, recorder: Recorder, *, read: int = 0
+    ) -> torch.Tensor:
+        """The head's output [B, V] behind some columns; the first `read` columns of a prompt are in the cache."""
+        recorder.columns = recorder.columns or read
+        with torch.no_grad(), recorder.listening(self._scorer.twin):
+            return self._scorer.twin.step(ids, mask, cache)
 
     def drop(self, rows: Iterable[WrittenAnswer]) -> None:
         """Drop answers that no caller waits for any more."""
@@ -244,10 +230,10 @@ class RunningBatch:
 
         So are their sentences behind the first `known`, where that is not None.
         """
-        answers = self._generations(rows, [self._tape(row) for row in rows])
+        answers = self._generations(rows)
         some = [(one.evidence, own) for one, own in zip(answers, known, strict=False) if own is not None]
         if self._objective.gradients and (scored := [(one, own) for one, own in some if one.response_ids]):
-            keep_sentences([one for one, _ in scored], self._model, [own for _, own in scored])
+            keep_sentences([one for one, _ in scored], [own for _, own in scored])
         for row, answer in zip(rows, answers, strict=True):
             row.finish(answer.text, answer.reasoning)
         return answers
@@ -256,56 +242,154 @@ class RunningBatch:
         self, rows: Sequence[WrittenAnswer], spans: Sequence[Sequence[Span]], known: Sequence[int]
     ) -> list[EndedSentences | None]:
         """The sentences that have ended, `spans`, in answers that are being written (see `ended_sentences`)."""
-        answers = self._generations(rows, [self._tape_so_far(row) for row in rows])
-        return ended_sentences([answer.evidence for answer in answers], spans, self._model, known)
-
-    def samples(self, rows: Sequence[WrittenAnswer]) -> tuple[Sample, ...]:
-        """Answers that were drawn for the score of another one, not yet judged."""
-        return tuple(row.sample() for row in rows)
+        return ended_sentences([answer.evidence for answer in self._generations(rows)], spans, known)
 
     def _tape(self, row: WrittenAnswer) -> Tape | None:
-        """What writing an answer left that is done."""
-        return row.tape()
+        """What writing an answer has left; its keys are in the batch as long as it is being written."""
+        number = next((number for number, other in enumerate(self._rows) if other is row), None)
+        return row.tape() if number is None else row.tape(self._keys(number))
 
-    def _tape_so_far(self, row: WrittenAnswer) -> Tape | None:
-        """What writing an answer has left that is still being written."""
-        number = next(number for number, other in enumerate(self._rows) if other is row)
-        return row.tape(self._keys(number))
-
-    def _generations(self, rows: Sequence[WrittenAnswer], tapes: Sequence[Tape | None]) -> list[Generation]:
-        """Answers that are written, as one batch to be scored; `tapes` belong to the tokens as they were written."""
+    def _generations(self, rows: Sequence[WrittenAnswer]) -> list[Generation]:
+        """Answers as far as they are written, as one batch to be scored."""
         seen = [row.visible() for row in rows]
-        answers = [
-            Answer(row.prompt, found.text, found.scored_ids, found.preceding, found.reasoning, options=row.options)
+        cuts = [
+            found.cut if row.ended or found.cut is not None else row.options.max_tokens
             for row, found in zip(rows, seen, strict=True)
         ]
-        fitting = [None if found.retokenized else tape for tape, found in zip(tapes, seen, strict=True)]
-        scoring = BatchScoring(self._model, answers, tapes=fitting)
-        made: list[Generation] = []
-        for number, (row, found) in enumerate(zip(rows, seen, strict=True)):
-            is_whole = row.ended or found.cut is not None
-            made.append(
-                Generation(
-                    prompt=row.prompt,
-                    text=found.text,
-                    response_ids=found.ids,
-                    finish_reason="stop" if is_whole else "length",
-                    cut=found.cut if is_whole else row.options.max_tokens,
-                    completion_tokens=len(row.ids) + row.ended,
-                    scoring=scoring,
-                    row=number,
-                    reasoning=found.reasoning,
-                    preceding_ids=found.preceding,
-                )
+        answers = [
+            Answer(
+                prompt=row.prompt,
+                text=found.text,
+                ids=found.scored_ids,
+                preceding=found.preceding,
+                reasoning=found.reasoning,
+                options=row.options,
+                cut=cut,
             )
-        return made
+            for row, found, cut in zip(rows, seen, cuts, strict=True)
+        ]
+        # A tape belongs to the tokens as they were written.
+        tapes = [None if found.retokenized else self._tape(row) for row, found in zip(rows, seen, strict=True)]
+        scoring = BatchScoring(self._model, answers, tapes=tapes)
+        return [
+            Generation(
+                prompt=row.prompt,
+                text=found.text,
+                response_ids=found.ids,
+                finish_reason="length" if isinstance(evidence.cut, int) else "stop",
+                completion_tokens=len(row.ids) + row.ended,
+                evidence=evidence,
+                cut=evidence.cut,
+                reasoning=found.reasoning,
+                preceding_ids=found.preceding,
+            )
+            for row, found, evidence in zip(rows, seen, scoring.evidence, strict=True)
+        ]
+
+    # Without a batch, and for the scores of others.
+
+    def write_whole(self, rows: Sequence[WrittenAnswer], *, scored: bool = True) -> None:
+        """Have the library's `generate` write answers to one prompt, from the first token to the last.
+
+        Answers that are to be `scored` are written one after the other, and the cache before the first position that
+        their scores need is kept for them. Others are written together, where rows of the model do not see each other.
+
+        Raises:
+            AnswerInterruptedError: the current stop ended it.
+        """
+        with self._scorer.lock, clean_slate(), torch.no_grad():
+            known = self._scorer.if_checked()
+            continues = known is not None and known.way == "continued"
+            are_apart = continues and not scored and not self._model.is_hooked
+            most = self._model.max_batch or ROWS if are_apart else 1
+            for begin in range(0, len(rows), most):
+                self._generate(rows[begin : begin + most], continues=continues, scored=scored)
+
+    def _generate(self, rows: Sequence[WrittenAnswer], *, continues: bool, scored: bool) -> None:
+        """Have answers to one prompt written together, each by its own choice of tokens."""
+        prompt, end = rows[0].prompt, next(iter(self._model.end_tokens), 0)
+
+        def write(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            """Leave one token in each row: the one that it has written, or the end where it has written none."""
+            for row, own in zip(rows, scores, strict=True):
+                before = len(row.ids)
+                if not row.done:
+                    row.write(own, int(own.argmax()))
+                force(own, row.ids[-1] if len(row.ids) > before else end)
+            return scores
+
+        def is_done(ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+            return torch.tensor([row.done for row in rows], device=ids.device)
+
+        ids = torch.tensor([list(prompt.ids)], device=self._scorer.device)
+        gradients = scored and self._objective.gradients
+        cache = self._cut_cache(rows, ids, gradients=gradients) if continues and (gradients or len(rows) > 1) else None
+        ids = ids.repeat(len(rows), 1)
+        self._scorer.twin.generate(
+            ids,
+            torch.ones_like(ids),
+            **({} if cache is None else {CACHE: cache}),
+            generation_config=GenerationConfig(
+                max_new_tokens=max(row.options.max_tokens for row in rows), do_sample=False, pad_token_id=end
+            ),
+            logits_processor=LogitsProcessorList([cast("Any", write)]),
+            stopping_criteria=StoppingCriteriaList([cast("Any", is_done)]),
+        )
+
+    def _cut_cache(self, rows: Sequence[WrittenAnswer], ids: torch.Tensor, *, gradients: bool) -> Cache | None:
+        """The cache of a prompt, read once for all rows: up to the first position that scores need, or its last token.
+
+        None where `generate` cannot tell how much of the prompt it holds: one without keys by position.
+        """
+        n, offset = ids.shape[1], rows[0].prompt.semantic_token.offset
+        self._scorer.twin.reset()
+        begin = n + min(self._objective.positions(offset, n)) if gradients else n - 1
+        found: Any = cut_cache(self._scorer.twin, ids[:, :begin])
+        if found is None or all(getattr(found, "is_linear", (True,))):
+            return None
+        if gradients:
+            rows[0].begin, rows[0].cut, rows[0].epoch = begin, copy.deepcopy(found), self._scorer.epoch
+        found.reorder_cache(torch.zeros(len(rows), dtype=torch.long))  # its one row for each
+        return found
+
+    def draw(self, wanted: Sequence[tuple[Prompt, GenerationOptions]], plan: SamplingPlan) -> list[tuple[Sample, ...]]:
+        """The answers that a plan draws to some prompts, not yet judged; they end as one with these options does.
+
+        As many are written at once as `Memory.running` holds.
+
+        Raises:
+            Exception: one of them cannot be written.
+        """
+        rows = [self._planned(prompt, options, plan) for prompt, options in wanted]
+        left = [row for own in rows for row in own]
+        if not self._model.joins:
+            for own in rows:
+                self.write_whole(own, scored=False)
+        while left and self._model.joins:
+            every = [(row.prompt, row.options) for row in left]
+            fit = next((count for count in range(len(left), 0, -1) if self.has_room(every[:count])), 1)
+            self.join(left[:fit])
+            left = left[fit:]
+            while self._rows:
+                self.step()
+        for error in (row.error for own in rows for row in own if row.error):
+            raise error
+        return [tuple(one.evidence.answer.sample for one in self._generations(own)) for own in rows]
+
+    def _planned(self, prompt: Prompt, options: GenerationOptions, plan: SamplingPlan) -> list[WrittenAnswer]:
+        if isinstance(plan, DiverseBeams):
+            ends = self._model.fitted(replace(options, max_tokens=plan.max_tokens, grammar=None), prompt)
+            groups = plan.processors(len(prompt.ids), self._model.end_tokens)
+            return [WrittenAnswer(self._model, prompt, ends, processors=own) for own in groups]
+        drawn = plan.rows(prompt.ids, options)
+        return [WrittenAnswer(self._model, prompt, self._model.fitted(one, prompt)) for one in drawn]
 
     # Rows come and go.
 
     def _leave(self) -> None:
         """Take the answers that are done out of the batch, with their keys for scoring."""
         for number, row in enumerate(self._rows):
-            if row.done and row.scored:
+            if row.done:
                 keys = self._keys(number)
                 if len(self._rows) > 1:  # a view would keep the others' alive
                     keys = [own and (own[0].clone(), own[1].clone()) for own in keys]
@@ -336,35 +420,25 @@ class RunningBatch:
         begin = self._mask.shape[1] - int(self._mask[number].sum())
         return keys_of(self._cache, number, begin, end)
 
-    def _recorder_for(self, prompts: Sequence[Prompt], memory: Memory) -> Recorder | None:
+    def _recorder_for(self, prompts: Sequence[Prompt]) -> Recorder:
         """One that keeps what scoring needs of answers to these prompts, which end in one column.
-
-        None where nothing could be scored from it; scoring will name the reason.
 
         Raises:
             InputError: the objective asks for a token that a prompt does not have.
         """
-        known, n_layers, objective = self._scorer.if_checked(), self._scorer.architecture.n_layers, self._objective
-        if known is None or known.way != "rows":
-            return None
+        n_layers, objective = self._scorer.architecture.n_layers, self._objective
         width = max(len(prompt.ids) for prompt in prompts)
         if not objective.gradients:
-            return Recorder(observed_layer(n_layers), width - 1, memory=memory)
-        try:
-            layer = objective.span(n_layers)[0]
-        except UnsupportedModelError:
-            return None
+            return Recorder(observed_layer(n_layers), width - 1, memory=self._left())
         firsts = [min(objective.positions(p.semantic_token.offset, len(p.ids))) for p in prompts]
-        return Recorder(layer, width + min(firsts), memory=memory)
+        return Recorder(objective.span(n_layers)[0], width + min(firsts), memory=self._left())
 
-    def _stretch(self) -> Recorder | None:
-        """The recorder of the steps in which the rows are these; None where none of them is to be scored."""
-        scored = [row for row in self._rows if row.scored]
-        if self._recorder is None and scored:
-            self._recorder = Recorder(scored[0].passes[0][0].layer, memory=self._left())
+    def _stretch(self) -> Recorder:
+        """The recorder of the steps in which the rows are these."""
+        if self._recorder is None:
+            self._recorder = Recorder(self._rows[0].passes[0][0].layer, memory=self._left())
             for number, row in enumerate(self._rows):
-                if row.scored:
-                    row.passes.append((self._recorder, number))
+                row.passes.append((self._recorder, number))
         return self._recorder
 
     def _left(self) -> Memory:
@@ -390,15 +464,14 @@ def _write(rows: Sequence[WrittenAnswer], logits: torch.Tensor) -> None:
         row.write(own, likeliest)
 
 
-def _of_like_length(rows: Sequence[WrittenAnswer]) -> list[list[WrittenAnswer]]:
-    """The rows in groups of which none is much longer than another."""
-    groups: list[list[WrittenAnswer]] = []
-    for row in sorted(rows, key=lambda row: (len(row.prompt.ids), row.reads)):
-        last = groups[-1] if groups else []
-        if last and len(row.prompt.ids) <= _ALIKE * len(last[0].prompt.ids) + _FEW:
-            last.append(row)
+def of_like_length(some: Iterable[T], prompt_of: Callable[[T], Prompt]) -> list[list[T]]:
+    """What reads prompts, in groups of which none is much longer than another."""
+    groups: list[list[T]] = []
+    for one in sorted(some, key=lambda one: len(prompt_of(one).ids)):
+        if groups and len(prompt_of(one).ids) <= _ALIKE * len(prompt_of(groups[-1][0]).ids) + _FEW:
+            groups[-1].append(one)
         else:
-            groups.append([row])
+            groups.append([one])
     return groups
 
 
@@ -408,26 +481,3 @@ def _padded(prompts: Sequence[Prompt], device: torch.device) -> tuple[torch.Tens
     ids = torch.tensor([[0] * (width - len(p.ids)) + list(p.ids) for p in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in prompts], device=device)
     return ids, mask
-
-
-def drawn(model: WritingModel, rows: Sequence[WrittenAnswer]) -> None:
-    """Write answers that are drawn for scores of others, as many at once as `Memory.running` holds.
-
-    Raises:
-        Exception: one of them cannot be written.
-    """
-    left = list(rows)
-    while left:
-        if not model.scorer.joins:
-            write_whole(model, left.pop(0), Objective(gradients=False))
-            continue
-        batch = RunningBatch(model, Objective(gradients=False))
-        wanted = [(row.prompt, row.options) for row in left]
-        fit = next((n for n in range(len(left), 0, -1) if batch.has_room(wanted[:n])), 1)
-        batch.join(left[:fit])
-        left = left[fit:]
-        while batch.rows:
-            batch.step(look=False)
-    for row in rows:
-        if row.error is not None:
-            raise row.error

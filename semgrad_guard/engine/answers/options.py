@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import wraps
 from inspect import signature
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 from transformers import (
@@ -25,10 +25,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from semgrad_guard.declared import declared_options, require_known, require_valid
+from semgrad_guard.declared import Bounds, require_known, require_valid
 from semgrad_guard.engine.prompts.responses import Codec, Thinking
-from semgrad_guard.errors import InputError
-from semgrad_guard.settings import AnswerOptions
+from semgrad_guard.settings import AnswerOptions, TopK, TopP
 
 T = TypeVar("T")
 
@@ -110,6 +109,7 @@ class Draw(LogitsProcessor):
 
 
 Ids = Sequence[int]
+Count = Annotated[int, Bounds(1)]
 
 
 @knows_its_options
@@ -120,31 +120,23 @@ class Sampling:
     A sample depends on the seed, the prompt and its number, not on the batch it is drawn in.
     """
 
-    count: int = 10
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    count: Count = 10
+    temperature: Annotated[float, Bounds(1e-6, 100)] = 1.0
+    top_p: TopP = 1.0
+    top_k: TopK = 0
     seed: int = 0
-    max_tokens: int = 256
+    max_tokens: Count = 256
 
     def __post_init__(self) -> None:
         require_valid(self)
-        _check_sizes(self.count, self.max_tokens)
-        options = declared_options(AnswerOptions)
-        for name in ("temperature", "top_p", "top_k"):
-            options[name].require(getattr(self, name))
-        if self.temperature == 0:
-            raise InputError("samples need a temperature above 0: at 0 all of them are the likeliest answer")
 
     def rows(self, prompt: Ids, options: GenerationOptions) -> tuple[GenerationOptions, ...]:
         """The options of the answers to one prompt, by themselves. They end as an answer with `options` does."""
         common = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
         common |= {"stop": options.stop, "max_thinking_tokens": options.max_thinking_tokens}
-        return tuple(GenerationOptions(seed=seed, **common) for seed in self._seeds(prompt))
-
-    def _seeds(self, prompt: Ids) -> list[int]:
         texts = [f"{self.seed} {number} {list(prompt)}" for number in range(self.count)]
-        return [int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1 for text in texts]
+        seeds = [int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1 for text in texts]
+        return tuple(GenerationOptions(seed=seed, **common) for seed in seeds)
 
 
 @knows_its_options
@@ -157,15 +149,12 @@ class DiverseBeams:
     with group size 1 as in Qiu & Miikkulainen, "Semantic Density", 2024.
     """
 
-    count: int = 10
-    penalty: float = 1.0
-    max_tokens: int = 256
+    count: Count = 10
+    penalty: Annotated[float, Bounds(0)] = 1.0
+    max_tokens: Count = 256
 
     def __post_init__(self) -> None:
         require_valid(self)
-        _check_sizes(self.count, self.max_tokens)
-        if not self.penalty >= 0:
-            raise InputError(f"a diversity penalty must be 0 or more, not {self.penalty}")
 
     def processors(self, width: int, end_tokens: tuple[int, ...]) -> list[LogitsProcessorList]:
         """For the rows of one prompt of `width` tokens, which have to be written step by step together."""
@@ -182,10 +171,9 @@ SamplingPlan = Sampling | DiverseBeams
 
 def plan_record(plan: SamplingPlan) -> dict[str, Any]:
     """A plan's settings for files and for calibrations' bindings, under the names that are in files already."""
-    return {_KEYS.get(name, name): value for name, value in asdict(plan).items()}
-
-
-_KEYS = {"max_tokens": "max_new_tokens"}
+    record = asdict(plan)
+    record["max_new_tokens"] = record.pop("max_tokens")
+    return record
 
 
 @dataclass(frozen=True)
@@ -218,11 +206,6 @@ class Diversity(LogitsProcessor):
             log_probs[0, token] -= self._penalty
         others.append(int(log_probs.argmax()))
         return log_probs
-
-
-def _check_sizes(count: int, max_tokens: int) -> None:
-    if count < 1 or max_tokens < 1:
-        raise InputError(f"samples need count and max_tokens >= 1, not {count} and {max_tokens}")
 
 
 class ThoughtLimit:

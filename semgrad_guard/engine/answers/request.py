@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
 from semgrad_guard.engine.answers.sentences import EndedSentences
-from semgrad_guard.engine.answers.text import Piece
+from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.engine.interruption import SLICE, Stop, Stops, current_stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
@@ -54,26 +54,22 @@ class Request(Generic[R]):
 
 
 class Ticket(Future[R]):
-    """The future of a request. Cancelling it withdraws the request from the queue, or ends it at the next step.
+    """The future of a request, or of other work for a model's thread, made in the context and under the stops of now.
 
-    So `asyncio.wrap_future` passes on the cancellation of a task by itself.
+    Cancelling it withdraws the request from the queue, or ends it at the next step. So `asyncio.wrap_future` passes on
+    the cancellation of a task by itself.
     """
 
-    def __init__(self, stop: Stop, withdraw: Callable[[Ticket[Any]], bool]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._stop, self._withdraw = stop, withdraw
+        self.stop = Stop()
+        with stopping(self.stop):
+            self.context, self.stops = copy_context(), current_stop()
 
     def cancel(self) -> bool:
         """As `Future.cancel`; a request that is being written gets an `AnswerCancelledError` soon."""
-        self._stop.cancel()
-        self._withdraw(self)
+        self.stop.cancel()
         return super().cancel()
-
-    def refuse(self, error: Exception) -> None:
-        """End the request with this error where it still waits, and else by its cancellation."""
-        self._stop.cancel()
-        if self._withdraw(self) and self.set_running_or_notify_cancel():
-            self.set_exception(error)
 
     def outcome(self) -> R:
         """The result, waited for under the current stops. A caller that leaves early cancels the request.
@@ -86,6 +82,35 @@ class Ticket(Future[R]):
         except BaseException:
             self.cancel()
             raise
+
+    # For the model's thread.
+
+    def run(self, work: Callable[[], S]) -> S:
+        """The result of `work` in the caller's context, under the stops of the running thread as well."""
+        stops = current_stop()
+
+        def under_both() -> S:
+            with stopping(stops):
+                current_stop().check()
+                return work()
+
+        return self.context.run(under_both)
+
+    def settle(self, work: Callable[[], R]) -> None:
+        """Give the caller the result of `work`, or its error."""
+        try:
+            result = self.run(work)
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
+            self.fail(error)
+        else:
+            self.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        """Give the caller this error, unless there is a result; what was begun for it ends."""
+        self.stop.cancel()
+        if not self.done():
+            # The frames of our own errors hold the states of the model.
+            self.set_exception(error.with_traceback(None) if isinstance(error, SemGradGuardError) else error)
 
 
 def outcomes(tickets: Sequence[Ticket[R]]) -> list[R]:
@@ -116,62 +141,6 @@ def waited(future: Future[R], stops: Stops) -> R:
                 raise  # the work's own
             stops.check()
     return future.result()
-
-
-@dataclass(eq=False, kw_only=True)
-class Job:
-    """A request to answer (`Writing`), or other `Work` for a model's thread. Its ticket is settled once.
-
-    It runs in the caller's context, and so under the caller's stops.
-    """
-
-    ticket: Ticket[Any]
-    context: Context
-    stops: Stops
-
-    @classmethod
-    def of(cls, withdraw: Callable[[Ticket[Any]], bool], **given: Any) -> Self:
-        """A job in the present context, under a stop of its own."""
-        stop = Stop()
-        with stopping(stop):
-            return cls(ticket=Ticket(stop, withdraw), context=copy_context(), stops=current_stop(), **given)
-
-    def begin(self) -> bool:
-        """Whether a caller still waits; from then on, the thread has to settle it."""
-        return self.ticket.set_running_or_notify_cancel()
-
-    def run(self, work: Callable[[], R]) -> R:
-        """The result of `work` in the caller's context, under the stops of the running thread as well."""
-        stops = current_stop()
-
-        def under_both() -> R:
-            with stopping(stops):
-                current_stop().check()
-                return work()
-
-        return self.context.run(under_both)
-
-    def settle(self, work: Callable[[], Any]) -> None:
-        """Give the caller the result of `work`, or its error."""
-        try:
-            result = self.run(work)
-        except BaseException as error:  # noqa: BLE001 - raised by the caller
-            self.fail(error)
-        else:
-            self.ticket.set_result(result)
-
-    def fail(self, error: BaseException) -> None:
-        """Give the caller this error, unless the ticket has been settled."""
-        if not self.ticket.done():
-            # The frames of our own errors hold the states of the model.
-            self.ticket.set_exception(error.with_traceback(None) if isinstance(error, SemGradGuardError) else error)
-
-
-@dataclass(eq=False, kw_only=True)
-class Work(Job):
-    """A job that is no request."""
-
-    work: Callable[[], Any]
 
 
 class Pieces(Generic[P]):
@@ -210,28 +179,3 @@ class Pieces(Generic[P]):
         if reader.set_running_or_notify_cancel():
             pieces, self._ready = self._ready or None, []
             reader.set_result(pieces)
-
-
-class PieceStream(Generic[R]):
-    """The pieces of an answer, and the ticket of its request, whose result may be another than a generation.
-
-    `submit` has the answer written, and the given listener gets the pieces.
-    """
-
-    def __init__(self, submit: Callable[[Callable[[Piece], None]], Ticket[R]]) -> None:
-        # The worker holds the queue and not the stream: else a stream without a holder would live until its end.
-        pieces = self._pieces = Pieces[Piece]()
-        self.ticket = submit(pieces.put)
-        self.ticket.add_done_callback(lambda _: pieces.end())
-
-    def next(self) -> Future[Sequence[Piece] | None]:
-        """The next pieces; None behind the last, or where an error has ended the answer."""
-        return self._pieces.next()
-
-    def close(self) -> None:
-        """Stop the model; harmless at any time."""
-        self.ticket.cancel()
-
-    def __del__(self) -> None:
-        if hasattr(self, "ticket"):
-            self.close()

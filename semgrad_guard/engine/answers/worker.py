@@ -1,8 +1,8 @@
 """`Worker`: one thread owns a model, and everything for the model waits in one queue.
 
 Requests are submitted as data, and not as code, so that several of them can be answered together, whichever thread or
-coroutine they come from. The thread begins with the first request and ends after some idle seconds. While it is idle it
-holds neither model nor worker, so that weights are freed with their last user; while it works, its jobs hold both.
+coroutine they come from. The thread begins with the first request and ends after some idle seconds. While it is idle
+neither it nor its worker holds a model, so that weights are freed with their last user.
 
 Why: docs/decisions.md#0140
 """
@@ -15,11 +15,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from typing import TypeVar
+from weakref import WeakKeyDictionary
 
-from semgrad_guard.engine.answers.batching import Batching, Key, RunningRequests, Writing
-from semgrad_guard.engine.answers.request import Request, Ticket, Work
+from semgrad_guard.engine.answers.request import Request, Ticket
+from semgrad_guard.engine.answers.running import Job, Key, RunningRequests, Work, Writing
 from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.interruption import SLICE, Stop, start_thread
 from semgrad_guard.engine.scores.scorer import Scorer
@@ -27,84 +27,9 @@ from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 
 R = TypeVar("R")
 
-Job = Writing | Work
 IDLE = 5.0
 """Seconds after which an idle thread ends."""
 _ENDING = "the process is ending; nothing is answered any more"
-
-
-class _Queue:
-    """The jobs that wait, and the thread that does them: all that an idle thread holds."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.waiting: deque[Job] = deque()
-        self.thread: threading.Thread | None = None
-        self._closing = Stop()  # cancelled where the process ends
-
-    def put(self, jobs: Sequence[Job], worker: Worker) -> None:
-        """Append jobs, and see to it that a thread runs.
-
-        Raises:
-            AnswerCancelledError: the process is ending.
-        """
-        with self.changed:
-            if self._closing.cancelled:
-                raise AnswerCancelledError(_ENDING)
-            self.waiting.extend(jobs)
-            self.changed.notify()
-            if self.thread is None:
-                self.thread = start_thread(
-                    partial(_serve, ref(worker), self),
-                    name="semgrad-guard-worker",
-                    stop=self._closing,
-                    only_runs_the_model=True,
-                )
-
-    def take(self, wanted: Callable[[Job], bool]) -> Job | None:
-        """Take the first such job out of the queue."""
-        with self.changed:
-            job = next(filter(wanted, self.waiting), None)
-            if job is not None:
-                self.waiting.remove(job)
-            return job
-
-    def listed(self) -> list[Job]:
-        """The jobs in their order."""
-        with self.changed:
-            return list(self.waiting)
-
-    def end(self, error: BaseException) -> None:
-        """Give every caller that waits this error. The thread does no more jobs: the next one begins another thread."""
-        with self.changed:
-            left, self.waiting, self.thread = self.waiting, deque(), None
-        for job in left:
-            if job.begin():
-                job.fail(error)
-
-    def next_comes(self) -> bool:
-        """Wait until there is a job. Where none comes, or the process ends, this thread is no longer the queue's."""
-        until = time.monotonic() + IDLE
-        with self.changed:
-            while not (self.waiting or self._closing.cancelled) and (left := until - time.monotonic()) > 0:
-                self.changed.wait(min(SLICE, left))
-            if self.waiting and not self._closing.cancelled:
-                return True
-            self.thread = None
-        if self._closing.cancelled:
-            self.end(AnswerCancelledError(_ENDING))
-        return False
-
-
-def _serve(reference: ReferenceType[Worker], queue: _Queue) -> None:
-    try:
-        while queue.next_comes():
-            if (worker := reference()) is not None:
-                worker.work()
-            del worker
-    except BaseException as error:
-        queue.end(error)
-        raise
 
 
 class Worker:
@@ -115,74 +40,91 @@ class Worker:
 
     def renew(self) -> None:
         """Begin anew: after a fork, thread and requests are the parent's."""
-        self._queue = _Queue()
+        self._changed = threading.Condition()
+        self._waiting: deque[Job] = deque()
         self._running: dict[Key, RunningRequests] = {}
-        self._known: WeakKeyDictionary[WritingModel, Batching] = WeakKeyDictionary()
+        self._thread: threading.Thread | None = None
+        self._closing = Stop()  # cancelled where the process ends
 
     @property
     def depth(self) -> int:
         """How many jobs wait, without those in work."""
-        return len(self._queue.waiting)
+        return len(self._waiting)
 
     def submit(self, model: WritingModel, requests: Sequence[Request[R]]) -> list[Ticket[R]]:
         """Have requests answered; waits for nothing. The stops and the context of the caller go along.
 
         A thread that has the model's turn already, or that is the worker's own, would wait for itself: there the
         requests are answered at once.
+
+        Raises:
+            AnswerCancelledError: the process is ending.
         """
         several = len(requests) > 1
-        jobs = [Writing.of(self._withdraw, request=request, model=model, of_several=several) for request in requests]
-        return self._put(jobs, here=model.has_turn)
+        jobs = [Writing(request=request, model=model, of_several=several) for request in requests]
+        for job in jobs:
+            job.draw()
+        if model.has_turn or threading.current_thread() is self._thread:
+            for job in jobs:
+                _do_here(job)
+        else:
+            self._put([one for job in jobs for one in (job, *job.drawings.values())])
+        return [job.ticket for job in jobs]
 
     def run(self, work: Callable[[], R]) -> Ticket[R]:
         """Have other work done between two steps of the answers that are being written, in its order."""
-        return self._put([Work.of(self._withdraw, work=work)])[0]
-
-    def batching(self, model: WritingModel) -> Batching | None:
-        """How requests shared this model when it was last looked at; None as long as it was not."""
-        return self._known.get(model)
-
-    def look(self, model: WritingModel) -> Batching:
-        """How requests share this model as it is now; for the model's thread.
-
-        The first call, and one after a change of the model, makes its self-check: a hook may let rows see each other.
-        """
-        with model.turn:
-            found = self._known[model] = "steps" if model.joins else "none"
-            return found
-
-    def _put(self, jobs: Sequence[Job], *, here: bool = False) -> list[Ticket[Any]]:
-        if here or threading.current_thread() is self._queue.thread:
-            for job in jobs:
-                self._do_here(job)
+        job = Work(work)
+        if threading.current_thread() is self._thread:
+            job.ticket.set_running_or_notify_cancel()
+            job.ticket.settle(work)
         else:
-            self._queue.put(jobs, self)
-        return [job.ticket for job in jobs]
+            self._put([job])
+        return job.ticket
 
-    def _do_here(self, job: Job) -> None:
-        """Do a job at once, in the running thread."""
-        job.begin()
-        if not isinstance(job, Writing):
-            job.settle(job.work)
-            return
-        try:
-            running = RunningRequests(*self._key_of(job))
-            running.begin([job])
-            while not running.is_idle:
-                running.step()
-        except BaseException as error:  # noqa: BLE001 - raised by the caller
-            job.fail(error)
-
-    def _withdraw(self, ticket: Ticket[Any]) -> bool:
-        """Take a request out of the queue: whether it was still there, and is the caller's to settle."""
-        return self._queue.take(lambda job: job.ticket is ticket) is not None
+    def _put(self, jobs: Sequence[Job]) -> None:
+        with self._changed:
+            if self._closing.cancelled:
+                raise AnswerCancelledError(_ENDING)
+            self._waiting.extend(jobs)
+            self._changed.notify()
+            if self._thread is None:
+                self._thread = start_thread(self._serve, name="semgrad-guard-worker", stop=self._closing)
 
     # The model's thread.
 
-    def work(self) -> None:
+    def _serve(self) -> None:
+        try:
+            while self._next_comes():
+                self._work()
+        except BaseException as error:
+            self._refuse_all(error)
+            raise
+
+    def _next_comes(self) -> bool:
+        """Wait until there is a job. Where none comes, or the process ends, this thread is no longer the worker's."""
+        until = time.monotonic() + IDLE
+        with self._changed:
+            while not (self._waiting or self._closing.cancelled) and (left := until - time.monotonic()) > 0:
+                self._changed.wait(min(SLICE, left))
+            if self._waiting and not self._closing.cancelled:
+                return True
+            self._thread = None
+        if self._closing.cancelled:
+            self._refuse_all(AnswerCancelledError(_ENDING))
+        return False
+
+    def _refuse_all(self, error: BaseException) -> None:
+        """Give every caller that waits this error. The thread does no more jobs: the next one begins another thread."""
+        with self._changed:
+            left, self._waiting, self._thread = self._waiting, deque(), None
+        for job in left:
+            if job.ticket.set_running_or_notify_cancel():
+                job.ticket.fail(error)
+
+    def _work(self) -> None:
         """Do the jobs of the queue until there are none, and nothing is being written."""
         try:
-            while self._running or self._queue.waiting:
+            while self._running or self._waiting:
                 self._end_the_late()
                 self._begin_next()
                 for key, running in list(self._running.items()):
@@ -195,24 +137,14 @@ class Worker:
             self._running.clear()
             raise
 
-    def _begin(self, running: RunningRequests, jobs: Sequence[Writing]) -> None:
-        """Begin requests together."""
-        self._running[running.key] = running
-        try:
-            with running.key[0].turn:  # in which the model is looked at once
-                running.begin(jobs)
-        except BaseException as error:  # noqa: BLE001 - raised by the callers
-            for job in jobs:
-                job.fail(error)
-
     def _end_the_late(self) -> None:
         """Jobs whose callers have left, or whose time is over, do not wait for their turn to learn it."""
-        for job in self._queue.listed():
+        for job in self._listed():
             try:
-                job.stops.check()
+                job.ticket.stops.check()
             except AnswerInterruptedError as error:
                 if self._takes(job):
-                    job.fail(error)
+                    job.ticket.fail(error)
 
     def _begin_next(self) -> None:
         """Do other work, or begin the oldest request and those that are written together with it.
@@ -221,18 +153,20 @@ class Worker:
         """
         first: RunningRequests | None = None
         batch: list[Writing] = []
-        for job in self._queue.listed():
+        for job in self._listed():
             if not isinstance(job, Writing):
                 if not batch and self._takes(job):
-                    job.settle(job.work)
+                    job.ticket.settle(job.work)
                 break
             try:
-                found = first or self._running.get(key := self._key_of(job)) or RunningRequests(*key)
-                others = sum(running.rows for running in self._running.values() if running is not found)
-                fits = found.has_room([*batch, job], beside=others)
+                found = first or self._running.get(job.key) or RunningRequests(*job.key)
+                is_alone = not batch and not any(running.is_running for running in self._running.values())
+                rows = sum(running.rows for running in self._running.values())
+                # First the model is looked at, which may take long: under the stops of this caller.
+                fits = job.ticket.run(partial(found.has_room, [*batch, job], beside=rows)) or is_alone
             except BaseException as error:  # noqa: BLE001 - raised by the caller
                 if self._takes(job):
-                    job.fail(error)
+                    job.ticket.fail(error)
                 continue
             if not fits:
                 break
@@ -242,13 +176,40 @@ class Worker:
         if first is not None:
             self._begin(first, batch)
 
-    def _key_of(self, job: Writing) -> Key:
-        """What the requests have in common that share a batch with this one."""
-        return job.model, job.request.objective, job.run(lambda: self.look(job.model))
+    def _begin(self, running: RunningRequests, jobs: Sequence[Writing]) -> None:
+        """Begin requests together."""
+        self._running[running.key] = running
+        try:
+            with running.key[0].turn:  # in which the model is looked at once
+                running.begin(jobs)
+        except BaseException as error:  # noqa: BLE001 - raised by the callers
+            for job in jobs:
+                job.ticket.fail(error)
+
+    def _listed(self) -> list[Job]:
+        """The jobs that wait, in their order."""
+        with self._changed:
+            return list(self._waiting)
 
     def _takes(self, job: Job) -> bool:
         """Take a job out of the queue to do it: whether its caller still waits."""
-        return self._queue.take(lambda other: other is job) is not None and job.begin()
+        with self._changed:
+            self._waiting.remove(job)
+        return job.ticket.set_running_or_notify_cancel()
+
+
+def _do_here(job: Writing) -> None:
+    """Answer a request at once, in the running thread."""
+    for drawing in job.drawings.values():
+        _do_here(drawing)
+    job.ticket.set_running_or_notify_cancel()
+    try:
+        running = RunningRequests(*job.key)
+        running.begin([job])
+        while not running.is_idle:
+            running.step()
+    except BaseException as error:  # noqa: BLE001 - raised by the caller
+        job.ticket.fail(error)
 
 
 _workers: WeakKeyDictionary[Scorer, Worker] = WeakKeyDictionary()

@@ -1,46 +1,214 @@
-"""One answer as it is written, token by token, whichever engine runs the model's passes.
+"""One answer as it is written, token by token, whichever engine runs the model's passes; and its text.
 
-A `WrittenAnswer` takes its tokens from a running batch (`batch.py`), from vLLM, or from a run of its own: the library's
-`generate` writes all of them where a model cannot take answers in and out (a recurrent state, no keys by position).
+The visible part of an answer is its text behind reasoning, up to a stop string, and the tokens that carry it. While an
+answer is written, `CertainText` shows its text as far as later tokens can no longer change it.
 """
 
 from __future__ import annotations
 
-import copy
 import secrets
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import LogitsProcessorList
 from transformers.cache_utils import Cache
 
-from semgrad_guard.engine.answers.options import (
-    DiverseBeams,
-    GenerationOptions,
-    Sample,
-    SamplingPlan,
-    ThoughtLimit,
-    force,
-    sampling_processors,
-)
-from semgrad_guard.engine.answers.text import CertainText, Piece, StopStrings, Visible, answered
+from semgrad_guard.engine.answers.options import GenerationOptions, ThoughtLimit, sampling_processors
 from semgrad_guard.engine.answers.writing_model import WritingModel
-from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.prompts.responses import Reasoning, Thinking
-from semgrad_guard.engine.replay.replay import cut_cache
+from semgrad_guard.engine.prompts.responses import (
+    AnswerTokens,
+    Codec,
+    Decode,
+    Reasoning,
+    Thinking,
+    answer_tokens,
+    held,
+    joined,
+    may_open,
+    opening,
+    read,
+    reasoning_of,
+    up_to,
+)
 from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape
-from semgrad_guard.engine.replay.twin import CACHE
-from semgrad_guard.engine.scores.scorer import clean_slate
+
+_CONTEXT = 8
+"""Tokens that are decoded again before new ones, whose text may depend on them."""
+
+
+@dataclass(frozen=True)
+class Visible:
+    """The delivered part of the tokens that were produced.
+
+    `ids` carry `text` and nothing beyond it. `cut`: the stop string that ended the text; `retokenized`: it did so
+    inside a token, so that `ids` are not the first tokens produced but the delivered text's own. `preceding` are the
+    tokens produced before them: a thought and its marks. `reasoning` is that thought, None where it is empty.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    cut: str | None = None
+    retokenized: bool = False
+    preceding: tuple[int, ...] = ()
+    reasoning: Reasoning | None = None
+
+    @property
+    def scored_ids(self) -> tuple[int, ...]:
+        """The tokens that are scored; none where the reasoning rules a score out."""
+        return () if self.reasoning and self.reasoning.why_unscored else self.ids
+
+
+def answered(
+    ids: Sequence[int], stop: Sequence[str], codec: Codec, thinking: Thinking | None, *, cut: bool = False
+) -> Visible:
+    """The answer among the tokens produced, up to the first stop string, and the reasoning before it (`cut`: a limit
+    ended them)."""
+    whole = codec.decode(ids, special=True)
+    seen = whole if thinking is None else thinking.seen(ids, whole, codec.decode)
+    by, parts = read(seen, thinking, cut=cut)
+    reasoning = reasoning_of(whole, seen, parts, (thinking, by), cut=cut)
+    if parts.answer == (0, len(whole)):
+        return replace(visible(ids, stop, codec), reasoning=reasoning)
+    tokens = answer_tokens(ids, whole, parts.answer or (len(whole), len(whole)), codec.decode)
+    before = tuple(ids[: tokens.begin])
+    if reasoning is not None:
+        ends = [place for span in parts.thoughts if whole[slice(*span)].strip() for place in span] or [0, 0]
+        begin, end = (up_to(place, before, codec.decode) for place in (ends[0], ends[-1]))
+        reasoning = replace(reasoning, ids=before, span=(begin, end))
+    if parts.answer is None:
+        return Visible("", (), preceding=before, reasoning=reasoning)
+    found = visible(ids[tokens.begin : tokens.end], stop, codec, tokens.clean)
+    return replace(found, preceding=before, reasoning=reasoning)
+
+
+def visible(ids: Sequence[int], stop: Sequence[str], codec: Codec, clean: Callable[[str], str] = str) -> Visible:
+    """The text before the first stop string, and the tokens that carry it; none where the text is blank.
+
+    `clean` leaves out of it what a thought's closing mark, and the white space behind it, have in the first token.
+    """
+    text = codec.decode(ids)
+    shown = clean(text)
+    ends = [(place, string) for string in stop if (place := shown.find(string)) >= 0]
+    end, cut = min(ends, default=(len(shown), None))
+    if not shown[:end].strip():
+        return Visible(shown[:end], (), cut=cut)
+    if cut is None:
+        return Visible(shown, tuple(ids))
+    delivered = text[: len(text) - len(shown) + end]
+    count = next(n for n in range(len(ids) + 1) if codec.decode(ids[:n]).startswith(delivered))
+    kept = codec.decode(ids[:count])
+    if kept == delivered:
+        return Visible(shown[:end], tuple(ids[:count]), cut=cut)
+    raw = codec.decode(ids[:count], special=True)  # marks of tool calls must not get lost
+    own = codec.encode(raw[: len(raw) - (len(kept) - len(delivered))])
+    return Visible(shown[:end], own, cut=cut, retokenized=True)
+
+
+class StopStrings:
+    """Whether the text of an answer holds one of these strings, whatever its thought holds.
+
+    The newest tokens' text is looked through first, for it costs little; where it holds one, the whole answer is read.
+    """
+
+    def __init__(self, strings: Sequence[str], *, codec: Codec, thinking: Thinking | None) -> None:
+        self._strings, self._codec, self._thinking = strings, codec, thinking
+        self._reach = _CONTEXT + 4 * max(map(len, strings), default=0)  # a character has up to four tokens
+
+    def end(self, ids: Sequence[int]) -> bool:
+        """Whether an answer ends with these tokens."""
+        newest = self._codec.decode(ids[-self._reach :]) if self._strings else ""
+        if not any(string in newest for string in self._strings):
+            return False
+        return answered(ids, self._strings, self._codec, self._thinking, cut=True).cut is not None
+
+
+@dataclass(frozen=True)
+class ThoughtPiece:
+    """A piece of the reasoning before an answer that is being written."""
+
+    text: str
+
+
+Piece = str | ThoughtPiece
+"""A part of an answer that is being written: of its text, or of the thought before it."""
+
+
+class CertainText:
+    """An answer's text and its thought as the tokens come, as far as later tokens can no longer change them."""
+
+    def __init__(self, decode: Decode, options: GenerationOptions, thinking: Thinking | None) -> None:
+        self._decode, self._stop = decode, options.stop
+        self._thinking = None if options.grammar else thinking
+        self._ids: list[int] = []
+        self._whole, self._at = "", 0
+        self._answer: AnswerTokens | None = None
+        self._sent, self._thought = 0, ""
+
+    def add(self, token: int) -> list[Piece]:
+        """The pieces that have become certain with one more token."""
+        self._ids.append(token)
+        thought = self._begun() if self._answer is None else ""
+        if self._answer is None:
+            return self._pieces(thought, "", 0)
+        own, ends = self._ids[self._answer.begin :], () if self._thinking is None else self._thinking.ends
+        if ends:  # marks that may hold control tokens, which the text does not show
+            shown = self._decode(own, special=True)
+            end = safe_length(shown, ends)
+            own = own if end == len(shown) else own[: up_to(end, own, self._decode)]
+        text = self._decode(own)
+        text = self._answer.clean(text) if self._answer.begin else text
+        return self._pieces(thought, text, safe_length(text, self._stop))
+
+    def rest(self, text: str, reasoning: Reasoning | None = None) -> list[Piece]:
+        """The rest of the whole text, and of the thought before it."""
+        return self._pieces("" if reasoning is None else reasoning.text, text, len(text))
+
+    def _begun(self) -> str:
+        """The thought as far as it is certain; the answer's tokens are known once it has certainly begun."""
+        begin = max(0, self._at - _CONTEXT)  # only the last tokens are decoded again
+        known = self._decode(self._ids[begin : self._at], special=True)
+        whole = self._whole + self._decode(self._ids[begin:], special=True)[len(known) :]
+        if not whole.endswith("\ufffd"):
+            self._whole, self._at = whole, len(self._ids)
+        if self._thinking is None and may_open(whole):
+            return ""
+        if self._thinking is None and (marks := opening(whole)):
+            self._thinking = Thinking(marks)
+        if (thinking := self._thinking) is None:
+            self._answer = AnswerTokens(0, 0)
+            return ""
+        seen = thinking.seen(self._ids, whole, self._decode)
+        seen = seen[: held(seen, thinking.marks.every)]
+        thoughts, answer = (parts := thinking.parts(seen)).thoughts, parts.answer or (0, 0)
+        if seen[slice(*answer)].strip() and (answer[0] or thinking.settled):  # else a closing mark may still come
+            self._answer = answer_tokens(self._ids, whole, (answer[0], len(whole)), self._decode)
+        return joined(whole[begin:end] for begin, end in thoughts)
+
+    def _pieces(self, thought: str, text: str, end: int) -> list[Piece]:
+        pieces: list[Piece] = []
+        if len(thought) > len(self._thought) and thought.startswith(self._thought):
+            pieces.append(ThoughtPiece(thought[len(self._thought) :]))
+            self._thought = thought
+        if end > self._sent:
+            pieces.append(text[self._sent : end])
+            self._sent = end
+        return pieces
+
+
+def safe_length(text: str, stops: Sequence[str]) -> int:
+    """How much of `text` later tokens can no longer change."""
+    places = (place for stop in stops if (place := text.find(stop)) >= 0)
+    return min(len(text.rstrip("\ufffd")), held(text, stops), *places)
 
 
 class WrittenAnswer:
     """An answer to a prompt that is being written. `error` is the error that ended it, where it cannot be written.
 
-    `listener` gets every piece of text and thought, as soon as it is certain. An answer that is not `scored` is drawn
-    for the score of another one. `processors` choose its tokens in the place of the options' sampling.
+    `listener` gets every piece of text and thought, as soon as it is certain. `processors` choose its tokens in the
+    place of the options' sampling.
 
     `passes` are the recorders that hold it, with its row; `begin` is the position of the first state that they keep.
     `keys` are those of its positions, once it is done. Or else `cut` is the cache of all positions before `begin`.
@@ -53,10 +221,9 @@ class WrittenAnswer:
         options: GenerationOptions,
         *,
         listener: Callable[[Piece], None] | None = None,
-        scored: bool = True,
         processors: LogitsProcessorList | None = None,
     ) -> None:
-        self.prompt, self.options, self.scored, self._listener = prompt, options, scored, listener
+        self.prompt, self.options, self._listener = prompt, options, listener
         self.replayed = False  # whether its tape is incomplete, so that its text is read again for its score
         self.ids: list[int] = []
         self.ended, self.done = False, False
@@ -100,16 +267,6 @@ class WrittenAnswer:
         """The answer among the tokens produced."""
         thinking = thinking_of(self.prompt, self.options)
         return answered(self.ids, self.options.stop, self._codec, thinking, cut=not self.ended)
-
-    def sample(self) -> Sample:
-        """As a sample that is not yet judged."""
-        found = self.visible()
-        return Sample(
-            found.text,
-            found.scored_ids,
-            preceding=found.preceding if found.scored_ids else (),
-            why_unscored=None if found.reasoning is None else found.reasoning.why_unscored,
-        )
 
     def fail(self, error: BaseException) -> None:
         """The answer ends here, with an error."""
@@ -168,65 +325,3 @@ def _processors(model: WritingModel, prompt: Prompt, options: GenerationOptions)
     if options.grammar is not None:
         found.insert(0, model.grammars.processor(options.grammar, width=len(prompt.ids)))
     return found
-
-
-def planned(model: WritingModel, prompt: Prompt, options: GenerationOptions, plan: SamplingPlan) -> list[WrittenAnswer]:
-    """The answers to a prompt that a plan draws; they end as one with the options does, in any form."""
-    window = model.context_window
-    room = plan.max_tokens if window is None else min(plan.max_tokens, window - len(prompt.ids))
-    if isinstance(plan, DiverseBeams):
-        ends = replace(options, max_tokens=room, grammar=None)
-        groups = plan.processors(len(prompt.ids), model.end_tokens)
-        return [WrittenAnswer(model, prompt, ends, scored=False, processors=own) for own in groups]
-    rows = [replace(one, max_tokens=room) for one in plan.rows(prompt.ids, options)]
-    return [WrittenAnswer(model, prompt, one, scored=False) for one in rows]
-
-
-def write_whole(model: WritingModel, row: WrittenAnswer, objective: Objective) -> None:
-    """Have the library's `generate` write an answer from the first token to the last, by its own choice of tokens.
-
-    `objective` is that of later scoring: the cache before the first position that it needs is kept for it.
-
-    Raises:
-        AnswerInterruptedError: the current stop ended it.
-    """
-    end = next(iter(model.end_tokens), 0)
-
-    def write(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Leave one token: the one that the row has written, or the end where it has written none."""
-        before = len(row.ids)
-        row.write(scores[0], int(scores.argmax()))
-        force(scores[0], row.ids[-1] if len(row.ids) > before else end)
-        return scores
-
-    def is_done(ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        return torch.tensor([row.done], device=ids.device)
-
-    ids = torch.tensor([list(row.prompt.ids)], device=model.scorer.device)
-    with model.scorer.lock, clean_slate(), torch.no_grad():
-        if row.scored and objective.gradients:
-            _keep_cache(model, row, ids, objective)
-        model.scorer.twin.generate(
-            ids,
-            torch.ones_like(ids),
-            **({} if row.cut is None else {CACHE: copy.deepcopy(row.cut)}),
-            generation_config=GenerationConfig(
-                max_new_tokens=row.options.max_tokens, do_sample=False, pad_token_id=end
-            ),
-            logits_processor=LogitsProcessorList([cast("Any", write)]),
-            stopping_criteria=StoppingCriteriaList([cast("Any", is_done)]),
-        )
-
-
-def _keep_cache(model: WritingModel, row: WrittenAnswer, ids: torch.Tensor, objective: Objective) -> None:
-    """Read a prompt up to the first position that scoring needs, where scores continue from a cache cut there."""
-    scorer, n = model.scorer, len(row.prompt.ids)
-    known = scorer.if_checked()
-    if known is None or known.way != "continued":
-        return
-    scorer.twin.reset()
-    row.begin = n + min(objective.positions(row.prompt.semantic_token.offset, n))
-    found: Any = cut_cache(scorer.twin, ids[:, : row.begin])
-    # Of a cache without keys by position `generate` cannot tell how much of the prompt it holds.
-    if found is not None and not all(getattr(found, "is_linear", (True,))):
-        row.cut, row.epoch = found, scorer.epoch

@@ -1,4 +1,8 @@
-"""`WritingModel`: a loaded model that answers prompts, its opinion of answers, its identity, template and window."""
+"""`WritingModel`: a loaded model, as those who write and score its answers know it.
+
+Its prompts, its identity, template and window, and its readings of answers: the log-probabilities of their tokens, and
+a middle layer's states.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,12 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.declared import plain
 from semgrad_guard.engine.answers.options import GenerationOptions, Ids, Sample
-from semgrad_guard.engine.answers.readings import Reading, read
+from semgrad_guard.engine.models.identity import is_hooked
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler
 from semgrad_guard.engine.prompts.prompt import (
@@ -31,7 +36,8 @@ from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.engine.prompts.tool_calls import CallForm, call_form
 from semgrad_guard.engine.replay.kernels import lacks_units
 from semgrad_guard.engine.replay.memory import Memory
-from semgrad_guard.engine.scores.scorer import scorer_of
+from semgrad_guard.engine.replay.tape import KeysValues, below, growing_cache, keys_of
+from semgrad_guard.engine.scores.scorer import Scorer, clean_slate, scorer_of
 from semgrad_guard.errors import InputError, PromptTooLongError, UnsupportedToolsError
 from semgrad_guard.named import NAMES
 from semgrad_guard.records import Conversation
@@ -80,12 +86,6 @@ class WritingModel(Codec):
             semantic_token = semantic_token.offset_for(self.template_fingerprint())
         self.semantic_token = None if semantic_token is None else plain("semantic_token", semantic_token, int)
         self.scorer = scorer_of(model)
-
-    def __copy__(self) -> Self:
-        """Another one around the same weights."""
-        copied = type(self).__new__(type(self))
-        copied.__dict__.update(self.__dict__)
-        return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Itself: deep copies of its holders share the weights."""
@@ -154,10 +154,7 @@ class WritingModel(Codec):
         """How many answers are written in one batch at most.
 
         None (the default) leaves it to a caller of several answers; single answers of concurrent callers are then
-        written eight at a time.
-
-        In half precision an answer's text can depend on the batch that it is written in. With 1 it is the text of a
-        single run, for `generate_batch`, a framework or a server alike.
+        written eight at a time. With 1 each text is that of a single run, also in half precision.
 
         Raises:
             InputError: set to less than 1.
@@ -286,30 +283,16 @@ class WritingModel(Codec):
 
     @property
     def joins(self) -> bool:
-        """Whether answers of this model may join and leave a running batch (`running_batch`)."""
+        """Whether answers of this model may join and leave a `running_batch`."""
         return self.scorer.joins
 
+    @property
+    def is_hooked(self) -> bool:
+        """Whether code of its owner runs in its passes, where rows of a batch may see each other."""
+        return is_hooked(self._model)
+
     def running_batch(self, objective: Objective | None = None) -> Any:
-        """A `RunningBatch`, which answers join and leave at any step. For a model that `joins`; for one thread.
-
-        `objective` is that of later scoring, as in `generate`.
-        """
-        raise NotImplementedError
-
-    def write_whole(self, row: Any, objective: Objective | None = None) -> None:
-        """Write a `WrittenAnswer` in one go; `objective` is that of later scoring.
-
-        Raises:
-            AnswerInterruptedError: the current stop ended it.
-        """
-        raise NotImplementedError
-
-    def draw(self, rows: Sequence[Any]) -> None:
-        """Write `WrittenAnswer`s that are drawn for the scores of others.
-
-        Raises:
-            Exception: one of them cannot be written.
-        """
+        """A `RunningBatch` for one thread. `objective` is that of later scoring, as in `generate`."""
         raise NotImplementedError
 
     def fitted(self, options: GenerationOptions | None, *prompts: Prompt) -> GenerationOptions:
@@ -380,3 +363,103 @@ def _token_ids(listed: Any) -> tuple[int, ...]:
     """Ids as configurations list them: one, several, or none."""
     ids = listed if isinstance(listed, (list, tuple)) else [listed]
     return tuple(int(token) for token in ids if token is not None)
+
+
+# Readings of answers. A prompt is read once, however many answers it has; these are read together in one pass.
+
+_LOGITS = 1 << 27  # rows x response tokens x vocabulary of one pass
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One answer as the model sees it. Both are empty where the answer holds no token.
+
+    `log_probs` are the tokens' log-probabilities in nats, `embedding` the hidden state of the last token in the middle
+    of the model (layer floor((L + 1) / 2) of 0 .. L); None where the model's layers are not known.
+    """
+
+    log_probs: tuple[float, ...] = ()
+    embedding: tuple[float, ...] | None = None
+
+
+def middle_layer(n_layers: int) -> int:
+    """The layer whose last-token state represents an answer's meaning (Chen et al., 2024: half of L + 1 states)."""
+    return (n_layers + 1) // 2
+
+
+def read(scorer: Scorer, prompt: Ids, answers: Sequence[tuple[Ids, Ids]], *, temperature: float = 1.0) -> list[Reading]:
+    """Read several answers to one prompt: the tokens before each answer (a thought), and its own.
+
+    Logits are divided by the temperature, > 0, before they become probabilities.
+    """
+    with scorer.lock, clean_slate(), torch.no_grad():
+        known = [number for number, (_, ids) in enumerate(answers) if ids]
+        longest = max((len(before) + len(ids) for before, ids in answers if ids), default=1)
+        shares = scorer.joins and len(prompt) > 1
+        step = max(1, _LOGITS // (longest * scorer.vocabulary)) if shares else 1
+        prefix = _keys(scorer, prompt[:-1]) if shares and known else None
+        found = [Reading()] * len(answers)
+        for start in range(0, len(known), step):
+            rows = known[start : start + step]
+            readings = _pass(scorer, prompt, [answers[number] for number in rows], prefix, temperature)
+            for number, reading in zip(rows, readings, strict=True):
+                found[number] = reading
+        return found
+
+
+def likeliest(scorer: Scorer, prompt: Ids, answer: Ids, count: int) -> list[tuple[tuple[int, float], ...]]:
+    """The `count` likeliest tokens at each place of an answer and their log-probabilities in nats, likeliest first.
+
+    From the model's raw distribution, in one pass over the prompt and the answer.
+    """
+    with scorer.lock, clean_slate(), torch.no_grad():
+        twin = scorer.twin
+        ids = torch.tensor([[*prompt, *answer]], device=twin.device)
+        twin.reset()
+        output = twin.call(ids, logits_to_keep=len(answer) + 1)
+        own = _precise(output.logits[0, -len(answer) - 1 : -1])
+        values, places = own.log_softmax(-1).topk(min(count, own.shape[1]))
+    return [tuple(zip(*row, strict=True)) for row in zip(places.tolist(), values.tolist(), strict=True)]
+
+
+def _keys(scorer: Scorer, prompt: Ids) -> Sequence[KeysValues]:
+    """A prompt's keys and values."""
+    twin, cache = scorer.twin, growing_cache()
+    twin.reset()
+    with twin.headless():
+        twin.call(torch.tensor([list(prompt)], device=twin.device), cache=cache)
+    return keys_of(cache, 0, 0)
+
+
+def _pass(
+    scorer: Scorer,
+    prompt: Ids,
+    answers: Sequence[tuple[Ids, Ids]],
+    prefix: Sequence[KeysValues] | None,
+    temperature: float,
+) -> list[Reading]:
+    """Answers behind a prompt; the `prefix` are the keys of its tokens but the last. Padded on the right, where none
+    looks."""
+    twin, n_layers = scorer.twin, scorer.architecture.n_layers
+    begin = [*prompt] if prefix is None else [prompt[-1]]
+    texts = [torch.tensor([*begin, *before, *ids]) for before, ids in answers]
+    ids = pad_sequence(texts, batch_first=True).to(twin.device)
+    cache = None if prefix is None else below([prefix] * len(answers))
+    layer, seen = middle_layer(n_layers), list[torch.Tensor]()
+    watched: Any = {layer: seen.append} if twin.layers and layer < n_layers else {}
+    twin.reset()
+    with twin.watching(watched):
+        logits = twin.call(ids, cache=cache).logits
+    found: list[Reading] = []
+    for row, (before, own) in enumerate(answers):
+        first = len(begin) + len(before) - 1
+        tempered = _precise(logits[row, first : first + len(own)]) / temperature
+        targets = torch.tensor(own, device=tempered.device)[:, None]
+        log_probs = tempered.log_softmax(-1).gather(1, targets).squeeze(1).double()
+        embedding = tuple(seen[0][row, first + len(own)].double().tolist()) if seen else None
+        found.append(Reading(tuple(log_probs.tolist()), embedding))
+    return found
+
+
+def _precise(logits: torch.Tensor) -> torch.Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from semgrad_guard import errors
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.prompts.responses import Thinking
-from semgrad_guard.engine.sentences import By, Span
+from semgrad_guard.engine.sentences import Span
 from semgrad_guard.errors import SemGradGuardError
 from semgrad_guard.guard import Draft
 from semgrad_guard.records import Verdict
@@ -143,5 +143,5 @@ SENTENCES = Call("sentences", TypeAdapter(list[Begun]), TypeAdapter(list[ScoredP
 """None where an answer's tokens spell another text."""
 SCORE = Call("score", TypeAdapter(list[Written]), TypeAdapter(list[list[Draft[Answer]] | Failed]))
 ELSEWHERE = Call("elsewhere", TypeAdapter(ForeignText), TypeAdapter(Draft[None]))
-SEGMENTS = Call("segments", TypeAdapter(tuple[ForeignText, By]), TypeAdapter(list[Segment]))
+SEGMENTS = Call("segments", TypeAdapter(ForeignText), TypeAdapter(list[Segment]))
 CALLS: Mapping[str, Call[Any, Any]] = {call.name: call for call in (READ, SENTENCES, SCORE, ELSEWHERE, SEGMENTS)}

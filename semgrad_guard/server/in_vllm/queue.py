@@ -13,12 +13,10 @@ from functools import partial
 from secrets import token_hex
 from typing import Any, Generic, TypeVar
 
-from semgrad_guard.engine.answers.batching import Batching
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.sentences import OpenSentences
-from semgrad_guard.engine.answers.text import CertainText, Piece
+from semgrad_guard.engine.answers.writing import CertainText, Piece
 from semgrad_guard.engine.prompts.responses import Codec
-from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import InputError, ScoringError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import Draft, EarlySentences, ain_time
@@ -40,7 +38,7 @@ from semgrad_guard.server.in_vllm.messages import (
     ToRead,
     Written,
 )
-from semgrad_guard.server.scheduler import AnswerRequest, ForeignText, ModelQueue, Segment
+from semgrad_guard.server.scheduler import AnswerRequest, Batching, ForeignText, ModelQueue, Segment
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.vllm.engine import sampling_of
 from semgrad_guard.vllm.shared_weights import library
@@ -218,8 +216,8 @@ class WorkerQueue(ModelQueue):
     async def judged(self, text: ForeignText) -> Draft[None]:
         return await ain_time(self._call(ELSEWHERE, text))
 
-    async def segments(self, text: ForeignText, by: By) -> list[Segment]:
-        return await ain_time(self._call(SEGMENTS, (text, by)))
+    async def segments(self, text: ForeignText) -> list[Segment]:
+        return await ain_time(self._call(SEGMENTS, text))
 
     # One request.
 

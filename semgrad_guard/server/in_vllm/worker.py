@@ -7,7 +7,6 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import UnsupportedModelError
 from semgrad_guard.guard import Answerer, Draft
 from semgrad_guard.guard.policy import judged_by
@@ -27,7 +26,7 @@ from semgrad_guard.server.in_vllm.messages import (
     Written,
 )
 from semgrad_guard.server.scheduler import Assignment, ForeignText, Segment, judged, segments
-from semgrad_guard.vllm.engine import require_taken
+from semgrad_guard.vllm.engine import WrittenAnswers, require_taken
 from semgrad_guard.vllm.language_model import TwinLanguageModel
 from semgrad_guard.vllm.listener import Listener, VLLMAnswer
 
@@ -61,7 +60,7 @@ def _open(worker: Any, opening: Opening) -> str:
     )
     listener = Listener(worker.model_runner)
     if worker.model_config.enforce_eager:  # compiled graphs cannot be recorded
-        model.record(listener)
+        listener.record(model.scorer)
     worker.semgrad_guard_scoring = Scoring(model, opening, worker.vllm_config, listener)
     return model.identity.fingerprint
 
@@ -85,7 +84,7 @@ class Scoring:
         self._answerer = Answerer(model, estimator, options_of(opening.settings), by_sentence=by_sentence)
         policy.check(self._answerer.binding())
         self._has_sentences = by_sentence is not None and estimator.objective.gradients  # with replays of their own
-        self._config, self._written = config, model.written(estimator.objective, listener)
+        self._config, self._written = config, WrittenAnswers(model, estimator.objective, listener=listener)
         self._answers: dict[str, tuple[Assignment, VLLMAnswer]] = {}
 
     @torch.inference_mode(False)
@@ -165,9 +164,9 @@ class Scoring:
         """ELSEWHERE."""
         return judged(text, self._answerer)
 
-    def segments(self, text_and_kind: tuple[ForeignText, By]) -> list[Segment]:
+    def segments(self, text: ForeignText) -> list[Segment]:
         """SEGMENTS."""
-        return segments(*text_and_kind, self._answerer)
+        return segments(text, self._answerer)
 
 
 def _count(known: Verdict | None) -> int:
