@@ -1,16 +1,13 @@
-"""Models by their hub id: a hub that is slow is waited for, one that does not answer is not asked again and again."""
+"""Models by their hub id."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import socket
-import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Thread
 
 import pytest
@@ -41,8 +38,8 @@ def hub_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> At:
 
 
 @contextmanager
-def serving(folder: Path, *, delay: float = 0.0) -> Iterator[str]:
-    """A hub with one repository, org/tiny, that takes `delay` seconds for every answer."""
+def serving(folder: Path) -> Iterator[str]:
+    """A hub with one repository, org/tiny."""
 
     class Repository(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -52,7 +49,6 @@ def serving(folder: Path, *, delay: float = 0.0) -> Iterator[str]:
             self._answer()
 
         def _answer(self) -> None:
-            time.sleep(delay)
             ours = self.path.startswith(("/org/tiny/resolve/", "/api/models/org/tiny"))
             content = self._content() if ours else b""
             self.send_response(200 if content else 404)
@@ -83,79 +79,25 @@ def serving(folder: Path, *, delay: float = 0.0) -> Iterator[str]:
         server.server_close()
 
 
-@contextmanager
-def hanging_up() -> Iterator[tuple[str, list[object]]]:
-    """A hub that ends every connection at once, and who has asked."""
-    requests: list[object] = []
-
-    class HangsUp(BaseRequestHandler):
-        def handle(self) -> None:
-            requests.append(self.client_address)
-
-    with ThreadingTCPServer(("127.0.0.1", 0), HangsUp) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", requests
-        server.shutdown()
-
-
-def silent_port() -> str:
-    """An address without a listener."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        return f"http://127.0.0.1:{taken.getsockname()[1]}"
-
-
-def test_without_a_network_it_fails_and_says_what_to_do(hub_at: At) -> None:
-    hub_at(silent_port())
-    with pytest.raises(ModelNotFoundError, match=r"nobody/nothing.*127\.0\.0\.1.* does not answer.*give a folder"):
-        LanguageModel.from_pretrained("nobody/nothing")
-
-
-def test_a_hub_that_hangs_up_is_asked_once(hub_at: At) -> None:
-    """huggingface_hub itself asks again and again, for every file."""
-    with hanging_up() as (endpoint, requests):
-        hub_at(endpoint)
-        with pytest.raises(ModelNotFoundError, match="does not answer"):
-            LanguageModel.from_pretrained("nobody/nothing")
-    assert len(requests) == 1
-
-
-def test_offline_mode_is_named(hub_at: At, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub_at(silent_port())
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelNotFoundError, match="HF_HUB_OFFLINE is set"):
-        LanguageModel.from_pretrained("nobody/nothing")
-
-
-def test_a_slow_hub_is_waited_for_and_what_is_cached_needs_none(
+def test_a_model_and_a_gguf_file_are_named_by_their_repository(
     hub_at: At, tmp_path: Path, language_model: LanguageModel
 ) -> None:
+    """Fetched once, and found in the cache where the hub is gone."""
     folder = saved(tmp_path / "tiny", language_model)
-    with serving(folder, delay=0.05) as endpoint:
-        hub_at(endpoint)
-        fetched = LanguageModel.from_pretrained("org/tiny")
-        with pytest.raises(ModelNotFoundError, match="Check the name or path"):
-            LanguageModel.from_pretrained("org/other")
-    with hanging_up() as (endpoint, requests):
-        hub_at(endpoint)
-        cached = LanguageModel.from_pretrained("org/tiny")
-    assert len(requests) <= 1
-    assert fetched.identity == cached.identity
-    assert cached.identity.fingerprint == language_model.identity.fingerprint
-
-
-def test_a_gguf_file_on_the_hub_is_named_with_its_repository(hub_at: At, tmp_path: Path) -> None:
-    folder = tmp_path / "files"
-    folder.mkdir()
     write(folder / "tiny-F32.gguf", tiny())
+    names = ("org/tiny", "org/tiny:tiny-F32.gguf")
     with serving(folder) as endpoint:
         hub_at(endpoint)
-        fetched = LanguageModel.from_pretrained("org/tiny:tiny-F32.gguf")
-        with pytest.raises(ModelNotFoundError, match=r"cannot load 'org/tiny:tiny-Q8_0\.gguf'"):
-            LanguageModel.from_pretrained("org/tiny:tiny-Q8_0.gguf")
-        with pytest.raises(ModelNotFoundError, match=r"cannot load 'org/other:tiny\.gguf'.*Check the name"):
-            LanguageModel.from_pretrained("org/other:tiny.gguf")
-    cached = LanguageModel.from_pretrained("org/tiny:tiny-F32.gguf")
-    assert fetched.identity == cached.identity
-    assert (cached.name, cached.revision) == ("org/tiny:tiny-F32.gguf", COMMIT)
-    with pytest.raises(ModelNotFoundError, match=r"Only the local cache.*does not answer"):
-        LanguageModel.from_pretrained("org/tiny:tiny-Q8_0.gguf")
+        fetched = [LanguageModel.from_pretrained(name).identity for name in names]
+        for name in ("org/other", "org/other:tiny.gguf", "org/tiny:tiny-Q8_0.gguf"):
+            with pytest.raises(ModelNotFoundError, match=f"cannot load '{name}'.*Check the name"):
+                LanguageModel.from_pretrained(name)
+    assert [LanguageModel.from_pretrained(name).identity for name in names] == fetched
+    assert fetched[0].fingerprint == language_model.identity.fingerprint
+    assert (fetched[1].name, fetched[1].revision) == (names[1], COMMIT)
+
+
+def test_a_hub_that_is_not_there(hub_at: At) -> None:
+    hub_at("http://127.0.0.1:9")  # the port of discard
+    with pytest.raises(ModelNotFoundError, match=r"cannot load 'nobody/nothing'.*Check the name"):
+        LanguageModel.from_pretrained("nobody/nothing")

@@ -26,13 +26,6 @@ _WINDOWS = ("sliding_window", "sliding_window_size", "window_size", "attention_w
 _ATTENTION_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}
 
 
-_UNTIE = (
-    "Its weights are those of the input embeddings too, which a merge would change (huggingface/peft#2018), so untie "
-    "them first: head = model.get_output_embeddings().base_layer; head.weight = "
-    "torch.nn.Parameter(head.weight.detach().clone()); model.config.tie_word_embeddings = False. "
-)
-
-
 @dataclass(frozen=True)
 class Architecture:
     """The parts of a model that the engine touches, by path so that a copy of the model has them too.
@@ -115,12 +108,11 @@ def _head(model: PreTrainedModel) -> Any:
         adapter = next((name for name in head.active_adapters if name in head.modules_to_save), None)
         head = head.original_module if head.disable_adapters or adapter is None else head.modules_to_save[adapter]
     if hasattr(head, "base_layer") or hasattr(head, "token_adapter"):
-        embedding: Any = model.get_input_embeddings()
-        shared = hasattr(head, "base_layer") and getattr(embedding, "weight", None) is head.base_layer.weight
         raise UnsupportedModelError(
             f"the output head of this {type(model).__name__} has an adapter of its own, so that no single matrix is "
-            f"the head that ParaGrad is defined by. {_UNTIE if shared else ''}Merge it: model = "
-            "model.merge_and_unload()."
+            "the head that ParaGrad is defined by. Merge it: model = model.merge_and_unload(). Where the head's "
+            "weights are those of the embeddings too, untie them first, for a merge changes both "
+            "(huggingface/peft#2018)."
         )
     return head
 

@@ -28,7 +28,7 @@ from transformers import (
 )
 from transformers.utils.hub import extract_commit_hash
 
-from semgrad_guard.engine.models.loading import require_all_weights, stage, why_unreachable, without_weight_bar
+from semgrad_guard.engine.models.loading import require_all_weights, stage, without_weight_bar
 from semgrad_guard.errors import InputError, ModelNotFoundError, UnsupportedModelError, require_installed
 
 READERS = ("gguf", "accelerate")
@@ -65,11 +65,8 @@ def find_gguf(name: str, *, revision: str | None = None, local_files_only: bool 
         return path
     if on_the_hub := _ON_THE_HUB.fullmatch(name):
         repository, file = on_the_hub.groups()
-        unreachable = None if local_files_only else why_unreachable(repository, revision)
-        why = "" if unreachable is None else f"Only the local cache was searched, not the hub: {unreachable}. "
-        local = local_files_only or unreachable is not None
-        with stage(name, "it cannot be fetched", missing=f"{why}Check the name, its capital letters, and the access."):
-            return Path(hf_hub_download(repository, file, revision=revision, local_files_only=local))
+        with stage(name, "it cannot be fetched", missing="Check the name, its capital letters, and the access."):
+            return Path(hf_hub_download(repository, file, revision=revision, local_files_only=local_files_only))
     raise ModelNotFoundError(
         f"there is no file {name!r}. A GGUF file on the hub is named with its repository: 'org/repository:file.gguf'."
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar, cast
@@ -342,13 +342,11 @@ def wide_copy(model: nn.Module, wider: torch.dtype) -> Twin:
 
 
 def _represented(layers: Sequence[nn.Module]) -> set[int]:
-    """The layers that others of their kind represent: all but the first below, and the first and the last above."""
-    first = observed_layer(len(layers))
-    kinds: dict[tuple[bool, Hashable], list[int]] = {}
+    """The layers that others of their kind represent: all but the first of each in either half, and the last."""
+    first, represent = observed_layer(len(layers)), dict[tuple[bool, Hashable], int]()
     for place, layer in enumerate(layers):
-        kinds.setdefault((place < first, _kind(layer)), []).append(place)
-    kept = {place for (below, _), places in kinds.items() for place in (places[0], places[0 if below else -1])}
-    return set(range(len(layers))) - kept
+        represent.setdefault((place < first, _kind(layer)), place)
+    return set(range(len(layers) - 1)) - set(represent.values())
 
 
 def _kind(layer: nn.Module) -> Hashable:
@@ -370,43 +368,7 @@ def _plain_map(quantized: nn.Module, wider: torch.dtype, generator: torch.Genera
     return plain
 
 
-# Which real scores are compared with the ordinary call (`scorer.py`), and when two of them disagree.
-
-Kind = Literal["gradient", "context", "padded", "forward"]
-"""Whether a gradient score is verified, one of a response with context, one of a text that was scored together with
-longer ones, or numbers of the forward pass alone."""
-
-ROUNDING = 0.01
-"""A difference in float32 that may be rounding alone, where a token's gradient is ill-conditioned."""
 _CERTAIN = 0.01  # nats of an answer below which its gradient's digits are those of rounding
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """Numbers of a row that may have to be verified."""
-
-    row: Row
-    numbers: GradientScores | Observation
-    way: Way = "rows"
-
-
-Suspicion = tuple[Kind, int, Suspect]
-"""The length of the longest text that has a part in a suspect's numbers, by its kind."""
-
-
-def suspected(kinds: Mapping[Kind, Sequence[Suspect]], together: Sequence[Suspect]) -> Iterator[Suspicion]:
-    """Of each kind the longest text, and of those that were read `together` the shortest, where it was padded."""
-    for kind, some in kinds.items():
-        for longest in sorted(some, key=_length)[-1:]:
-            yield kind, longest.row.end, longest
-    width = max(map(_length, together), default=0)
-    for shortest in sorted(together, key=_length)[:1]:
-        if shortest.row.end < width:
-            yield "padded", width, shortest
-
-
-def _length(one: Suspect) -> int:
-    return one.row.end
 
 
 def disagree(ours: GradientScores | Observation, theirs: GradientScores | Observation, tolerance: float) -> bool:
