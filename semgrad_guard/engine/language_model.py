@@ -21,10 +21,10 @@ from semgrad_guard.engine.answers.writing import WrittenAnswer, write_whole
 from semgrad_guard.engine.answers.writing_model import WritingModel, name_of
 from semgrad_guard.engine.models.checkpoint import load
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.prompts.forms import Tool, ToolAnswer, calls_in
 from semgrad_guard.engine.prompts.prompt import Prompt, require_bounded
 from semgrad_guard.engine.prompts.responses import Foreign
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-from semgrad_guard.engine.prompts.tool_calls import Tool, ToolAnswer, calls_in
 from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.engine.scores.semantic_preservation import last_states
 from semgrad_guard.engine.sentences import By, Span

@@ -10,8 +10,7 @@ from typing import Any, ClassVar, cast
 from semgrad_guard.declared import declared_options, require_valid
 from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.engine.objective import Norm, Objective, Variant
-from semgrad_guard.engine.scores.gradients import GradientScores
-from semgrad_guard.engine.scores.observed import Observation
+from semgrad_guard.engine.scores.gradients import GradientScores, Observation
 from semgrad_guard.estimators.base import timed
 from semgrad_guard.records import Score
 from semgrad_guard.settings import ScoringOptions

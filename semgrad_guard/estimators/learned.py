@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scores.observed import Observation
+from semgrad_guard.engine.scores.gradients import Observation
 from semgrad_guard.errors import FitError, MissingExtraError
 from semgrad_guard.estimators.base import timed
 from semgrad_guard.estimators.gradients import OBSERVING, observed_details

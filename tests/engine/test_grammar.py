@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.prompts.grammar import GrammarCompiler, closed, json_rule, one_of, text_rule
+from semgrad_guard.engine.prompts.forms import GrammarCompiler, closed, json_rule, one_of, text_rule
 from semgrad_guard.errors import InputError, MissingExtraError
 
 from .worker_calls import pieces_of, streamed

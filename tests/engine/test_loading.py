@@ -112,14 +112,11 @@ BROKEN: dict[str, tuple[Break, type[ModelError], str]] = {
         ModelError,
         "GPTQ|gptq",
     ),
-    "AWQ": (setting("config.json", quantization_config={"quant_method": "awq", **QUANTIZED}), ModelError, "AWQ|awq"),
-    "HQQ": (setting("config.json", quantization_config={"quant_method": "hqq"}), ModelError, "HQQ|hqq"),
     "compressed-tensors": (
         setting("config.json", quantization_config={"quant_method": "compressed-tensors", "format": "pack-quantized"}),
         UnsupportedModelError,
         "compressed.tensors.*[Ii]nstall",
     ),
-    "HIGGS": (setting("config.json", quantization_config={"quant_method": "higgs"}), ModelError, "HIGGS|higgs"),
 }
 
 

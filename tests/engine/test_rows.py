@@ -20,8 +20,7 @@ from semgrad_guard import GenerationOptions, LanguageModel, Memory
 from semgrad_guard.engine.answers.writing import WrittenAnswer
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.tape import Row, Tape
-from semgrad_guard.engine.scores.gradients import NO_GRADIENT, GradientScores
-from semgrad_guard.engine.scores.observed import Observation, observed_layer
+from semgrad_guard.engine.scores.gradients import NO_GRADIENT, GradientScores, Observation, observed_layer
 from semgrad_guard.engine.scores.scorer import scorer_of
 from tests.pairwise import every
 

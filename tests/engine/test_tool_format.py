@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard import ToolCall
-from semgrad_guard.engine.prompts.tool_calls import ToolAnswer, call_form, call_rule, calls_in, known_form, shown_text
+from semgrad_guard.engine.prompts.forms import ToolAnswer, call_form, call_rule, calls_in, known_form, shown_text
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 
 from .chat_templates import FOLDER, template

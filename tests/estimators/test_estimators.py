@@ -10,7 +10,7 @@ import pytest
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scores.observed import Observation
+from semgrad_guard.engine.scores.gradients import Observation
 from semgrad_guard.errors import EmptyLayerSpanError, InputError
 from semgrad_guard.estimators import (
     ESTIMATORS,

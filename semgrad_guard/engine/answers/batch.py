@@ -27,7 +27,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.memory import Memory, give_back_memory, is_out_of_memory
 from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape, below, growing_cache, keys_of, left_of
-from semgrad_guard.engine.scores.observed import observed_layer
+from semgrad_guard.engine.scores.gradients import observed_layer
 from semgrad_guard.engine.scores.scorer import clean_slate
 from semgrad_guard.engine.sentences import Span
 from semgrad_guard.errors import AnswerInterruptedError, UnsupportedModelError

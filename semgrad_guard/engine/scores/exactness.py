@@ -26,8 +26,15 @@ from semgrad_guard.engine.objective import LogitTransform, Objective
 from semgrad_guard.engine.replay.memory import Memory, is_out_of_memory
 from semgrad_guard.engine.replay.tape import Row, cache_bytes, growing_cache, read
 from semgrad_guard.engine.replay.twin import Twin
-from semgrad_guard.engine.scores.gradients import NO_GRADIENT, GradientScores, deviation, replayed, tolerance_of
-from semgrad_guard.engine.scores.observed import Observation, observed_layer
+from semgrad_guard.engine.scores.gradients import (
+    NO_GRADIENT,
+    GradientScores,
+    Observation,
+    deviation,
+    observed_layer,
+    replayed,
+    tolerance_of,
+)
 from semgrad_guard.engine.scores.ordinary import Ordinary, no_gradient
 from semgrad_guard.errors import AnswerInterruptedError, SemGradGuardError, UnsupportedModelError
 
@@ -104,14 +111,14 @@ def checked(twin: Twin, model: nn.Module) -> Exactness:
     if check.long[1].reason is not None:
         return replace(found, deviation=None)
     if twin.layers and twin.head.weight.dtype.itemsize < torch.float32.itemsize:
-        found = _attempted(lambda: _by_wide_copy(check, model), check.complain) or found  # else it is unchecked
+        found = check.attempted(lambda: _by_wide_copy(check, model)) or found  # else it is unchecked
     elif twin.layers:
         found = check.found()
     if found.way == "ordinary":
         logger.warning(
             "semgrad-guard scores this model by its ordinary call: %s", check.why or "its layers are unknown"
         )
-    joins = found.way == "rows" and check.stands_alone()
+    joins = found.way == "rows" and bool(check.attempted(check.rows_agree))  # unknown is no
     return replace(found, joins=joins, token_bytes=token_bytes(twin) if joins else 0)
 
 
@@ -179,7 +186,7 @@ class _Check:
         if not self._twin.architecture.attends:
             return None
         row = self.row(before=_CONTEXT, in_context=True)
-        expected = _attempted(lambda: self._called(row)[1], self.complain)
+        expected = self.attempted(lambda: self._called(row)[1])
         plain = self._called(replace(row, in_context=False))[1]
         # Of the numbers, context changes none but SemGrad.
         if (
@@ -191,8 +198,8 @@ class _Check:
 
     def off(self, way: Way, rows: Sequence[Row], expected: Sequence[GradientScores], known: Exactness) -> float | None:
         """How far a way is off; None if that is too far, or it fails."""
-        found = _attempted(
-            lambda: scores_of_texts(way, self._twin, rows, self._objective, known=known, memory=Memory()), self.complain
+        found = self.attempted(
+            lambda: scores_of_texts(way, self._twin, rows, self._objective, known=known, memory=Memory())
         )
         if found is None:
             return None
@@ -202,9 +209,17 @@ class _Check:
         self.why = f"{way} disagree with autograd by {off:.1%}"
         return None
 
-    def complain(self, error: Exception) -> None:
-        """Note why something fails."""
-        self.why = f"it fails with {error!r}"
+    def attempted(self, work: Callable[[], T]) -> T | None:
+        """The result of `work`; None where it fails, for unknown model code may fail in any way."""
+        try:
+            return work()
+        except AnswerInterruptedError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):  # no matter of the way
+                raise
+            self.why = f"it fails with {error!r}"
+            return None
 
     def _called(self, row: Row) -> tuple[Ordinary, GradientScores]:
         """The ordinary call on a row, and its scores.
@@ -226,12 +241,9 @@ class _Check:
                 "itself; if it does, its code rules a gradient score out."
             ) from error
 
-    def stands_alone(self) -> bool:
+    def rows_agree(self) -> bool:
         """Whether rows that are written together, padded on the left, give the logits that each gives alone, cached
-        steps included; unknown is no."""
-        return bool(_attempted(self._rows_agree, self.complain))
-
-    def _rows_agree(self) -> bool:
+        steps included."""
         lengths = (_PROMPT, _SHORT_PROMPT)
         rows = [list(self.row(shift=place).ids[:length]) for place, length in enumerate(lengths)]
         together = _steps(self._twin, rows)
@@ -244,19 +256,6 @@ class _Check:
                 if ours[place].argmax() != alone[0].argmax():
                     break  # a tie that fell the other way: from here on texts may differ
         return True
-
-
-def _attempted(work: Callable[[], T], complain: Callable[[Exception], None]) -> T | None:
-    """The result of `work`; None where it fails, for unknown model code may fail in any way."""
-    try:
-        return work()
-    except AnswerInterruptedError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error):  # no matter of the way
-            raise
-        complain(error)
-        return None
 
 
 @torch.no_grad()

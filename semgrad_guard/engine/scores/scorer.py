@@ -36,8 +36,15 @@ from semgrad_guard.engine.scores.exactness import (
     scores_of_texts,
     wide_copy,
 )
-from semgrad_guard.engine.scores.gradients import GradientScores, tolerance_of, unscored
-from semgrad_guard.engine.scores.observed import Observation, can_be_observed, observe, observed_layer
+from semgrad_guard.engine.scores.gradients import (
+    GradientScores,
+    Observation,
+    can_be_observed,
+    observe,
+    observed_layer,
+    tolerance_of,
+    unscored,
+)
 from semgrad_guard.errors import UnsupportedModelError
 
 logger = logging.getLogger("semgrad_guard")
