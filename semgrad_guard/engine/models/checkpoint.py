@@ -189,7 +189,6 @@ def _as_asked(config: Any, how: dict[str, Any]) -> str:
 
 _ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _POINTER = b"version https://git-lfs"
-_GGUF = b"GGUF"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "tekken.json")
 
 
@@ -203,13 +202,10 @@ def require_checkpoint(path: Path, name: str) -> None:
         if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
             raise ModelNotFoundError(f"there is no folder {name!r}. Is the path right?")
         return
-    if path.is_file() and _begins(path, _GGUF):  # other programs (Ollama) store them without the suffix
-        raise ModelNotFoundError(
-            f"{name!r} is a GGUF file, and its name does not say so. Rename it, or link to it, with .gguf at the end."
-        )
     if not path.is_dir():
         raise ModelNotFoundError(
-            f"{name!r} is a file; give the folder that holds config.json and *.safetensors, or a *.gguf"
+            f"{name!r} is a file; give the folder that holds config.json and *.safetensors, or a file whose name ends "
+            "in .gguf (rename it where another program, such as Ollama, has left that out)"
         )
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
@@ -219,22 +215,14 @@ def require_checkpoint(path: Path, name: str) -> None:
             f"{name!r} holds no *.safetensors{others_named}. Only safetensors and GGUF are loaded; save the model with "
             "model.save_pretrained(folder)."
         )
-    for weight_file in weights:
-        if _begins(weight_file, _POINTER):
-            raise ModelNotFoundError(
-                f"{str(weight_file)!r} is a Git LFS pointer, not the weights. Fetch them: git lfs pull."
-            )
+    for file in filter(Path.is_file, weights):
+        with stage(name, "its weights cannot be read"), file.open("rb") as content:
+            if content.read(len(_POINTER)) == _POINTER:
+                raise ModelNotFoundError(
+                    f"{str(file)!r} is a Git LFS pointer, not the weights. Fetch them: git lfs pull."
+                )
     if not (path / "config.json").is_file():
         raise ModelNotFoundError(
             f"{name!r} holds weights, but no config.json, which says what they are. Copy it from where the weights "
             "come from, or save the model with model.save_pretrained(folder)."
         )
-
-
-def _begins(path: Path, letters: bytes) -> bool:
-    """Whether a file begins with these; not one that cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(letters)) == letters
-    except OSError:
-        return False

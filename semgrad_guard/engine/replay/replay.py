@@ -24,7 +24,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.graph import allow_mutation_on_saved_tensors
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache, DynamicLayer
@@ -112,15 +111,30 @@ def continued(twin: Twin, row: Row, span: Sequence[int]) -> Iterator[Graph]:
     is_kept = row.tape is not None and row.tape.begin == begin
     twin.reset()
     cache = copy.deepcopy(row.taped.cut) if is_kept else cut_cache(twin, ids[:, :begin])
+    for layer in getattr(cache, "layers", ()):
+        states = {name: value for name, value in vars(layer).items() if name in _STATES}
+        vars(layer).update({name: _Copies(value) for name, value in states.items()})
     hidden, table = _leaves(span)
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
-        # A layer's state is written over in its cache, while the backward pass needs the one before.
-        stack.enter_context(allow_mutation_on_saved_tensors())
         found = stack.enter_context(twin.headless())
         with twin.watching(table):
             twin.call(ids[:, begin:], cache=cache)
         yield found[0][0, row.begin - 1 - begin : end - begin], [hidden[layer] for layer in span]
+
+
+_STATES = ("conv_states", "recurrent_states")  # of a layer of transformers' caches
+
+
+class _Copies(dict[int, "torch.Tensor | None"]):
+    """A layer's states, handed out as copies.
+
+    The library writes a new state over the one before, which the backward pass needs; a single call needs no new one.
+    """
+
+    def __getitem__(self, number: int) -> torch.Tensor | None:
+        state = super().__getitem__(number)
+        return None if state is None else state.clone()
 
 
 @torch.no_grad()

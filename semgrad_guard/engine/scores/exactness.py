@@ -82,23 +82,16 @@ def scores_by(
     memory: Memory,
     fits: bool = True,
 ) -> list[GradientScores]:
-    """The scores of rows in one way; those that are replayed as rows are on tape."""
+    """The scores of rows in one way; those without tapes are read first where that takes one."""
+    span = objective.span(twin.architecture.n_layers)
     if way == "ordinary":
-        span = objective.span(twin.architecture.n_layers)
         return [Ordinary(twin, row, span).scores(objective) for row in rows]
-    if way == "rows":
-        return replayed(twin, rows, objective, transform=known.transform, memory=memory, fits=fits)
-    options: dict[str, Any] = {"transform": known.transform, "memory": memory, "token_axis": known.token_axis}
-    return [replayed(twin, [row], objective, **options)[0] for row in rows]
-
-
-def scores_of_texts(
-    way: Way, twin: Twin, rows: Sequence[Row], objective: Objective, *, known: Exactness, memory: Memory
-) -> list[GradientScores]:
-    """The same from the texts alone."""
-    if way == "rows":
-        rows = read(twin, rows, objective.span(twin.architecture.n_layers)[0], memory=memory)
-    return scores_by(way, twin, rows, objective, known=known, memory=memory)
+    options: dict[str, Any] = {"transform": known.transform, "memory": memory}
+    if way == "continued":
+        return [replayed(twin, [row], objective, token_axis=known.token_axis, **options)[0] for row in rows]
+    if any(row.tape is None for row in rows):
+        rows = read(twin, rows, span[0], memory=memory)
+    return replayed(twin, rows, objective, fits=fits, **options)
 
 
 def checked(twin: Twin, model: nn.Module) -> Exactness:
@@ -198,9 +191,8 @@ class _Check:
 
     def off(self, way: Way, rows: Sequence[Row], expected: Sequence[GradientScores], known: Exactness) -> float | None:
         """How far a way is off; None if that is too far, or it fails."""
-        found = self.attempted(
-            lambda: scores_of_texts(way, self._twin, rows, self._objective, known=known, memory=Memory())
-        )
+        options: dict[str, Any] = {"known": known, "memory": Memory()}
+        found = self.attempted(lambda: scores_by(way, self._twin, rows, self._objective, **options))
         if found is None:
             return None
         off = max(deviation(ours, theirs) for ours, theirs in zip(found, expected, strict=True))

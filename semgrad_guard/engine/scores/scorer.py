@@ -33,7 +33,6 @@ from semgrad_guard.engine.scores.exactness import (
     checked,
     disagree,
     scores_by,
-    scores_of_texts,
     wide_copy,
 )
 from semgrad_guard.engine.scores.gradients import (
@@ -49,12 +48,10 @@ from semgrad_guard.errors import UnsupportedModelError
 
 logger = logging.getLogger("semgrad_guard")
 
-WITHOUT_CONTEXT = (
+_WITHOUT_CONTEXT = (
     "the sentences before a sentence are its context by their keys and values, and this model has no such for each "
     "token (its layers keep a state, or take no cache). Take an estimator of likelihoods."
 )
-"""Why no sentence of a model can be scored in context."""
-
 _READ = 1 << 13  # tokens of texts that are read in one pass, padding counted
 _LIMITS = ("window", "chunk", "max_position")  # parts of the names of settings that bound lengths
 
@@ -193,15 +190,6 @@ class Scorer:
         found = self.if_checked()
         return found is not None and found.joins
 
-    def require_context(self) -> None:
-        """Return if sentences can be scored in context.
-
-        Raises:
-            UnsupportedModelError: this model has no keys and values of its own for each token.
-        """
-        if self.exactness().in_context is None:
-            raise UnsupportedModelError(WITHOUT_CONTEXT)
-
     def way_of(self, row: Row) -> Way:
         """How a row is scored."""
         known, limit = self.exactness(), self.architecture.fixed_positions
@@ -222,15 +210,15 @@ class Scorer:
             if unless_memory_runs_out(self.exactness) is None:  # a reason that rules every score out comes first
                 return [unscored("ordinary", OUT_OF_MEMORY) for _ in rows]
             first = objective.span(self.architecture.n_layers)[0]
-            if any(row.in_context for row in rows):
-                self.require_context()
+            if self.exactness().in_context is None and any(row.in_context for row in rows):
+                raise UnsupportedModelError(_WITHOUT_CONTEXT)
             by_way: dict[tuple[Way, bool], list[int]] = {}
-            for place, row in enumerate(rows):
+            for place, row in sorted(enumerate(rows), key=lambda numbered: -numbered[1].live_count):
                 by_way.setdefault((self.way_of(row), row.in_context), []).append(place)
             found: dict[int, GradientScores] = {}
             for (way, in_context), places in by_way.items():
                 own = [rows[place] for place in places]
-                scores = self._by_rows(own, objective) if way == "rows" else self._one_by_one(own, way, objective)
+                scores = self._scored(own, way, objective)
                 pairs = list(zip(own, scores, strict=True))
                 if way != "ordinary" and not self._are_confirmed(pairs, (in_context, first), objective, way):
                     return self.score(rows, objective)
@@ -259,34 +247,30 @@ class Scorer:
                 return seen
             return self.observe([replace(row, tape=None) for row in rows], own=own)
 
-    def _by_rows(self, rows: Sequence[Row], objective: Objective) -> list[GradientScores]:
-        """The scores of rows by replays that as many share as fit, long ones first."""
-        first = objective.span(self.architecture.n_layers)[0]
-        taped = self._read(rows, first, lambda row, tape: row.is_on(tape, first))
-        left = sorted(range(len(rows)), key=lambda place: -taped[place].live_count)
-        found: dict[int, GradientScores] = {}
-        while left:
-            count = max(1, self._most_positions(first) // taped[left[0]].live_count)
-            group, left = left[:count], left[count:]
-            found.update(zip(group, self._scored([taped[place] for place in group], "rows", objective), strict=True))
-        return [found[place] for place in range(len(rows))]
-
-    def _one_by_one(self, rows: Sequence[Row], way: Way, objective: Objective) -> list[GradientScores]:
-        return [self._scored([self._fresh(row)], way, objective)[0] for row in rows]
-
     def _scored(self, rows: Sequence[Row], way: Way, objective: Objective) -> list[GradientScores]:
-        """The scores of rows together, as far as memory allows; one that has no room has no score."""
-        known, most = self.exactness(), self._most_positions(objective.span(self.architecture.n_layers)[0])
+        """The scores of rows, long ones first. As many as fit share a replay; one that has no room has no score."""
+        known, first = self.exactness(), objective.span(self.architecture.n_layers)[0]
+        most, without = (
+            self._most_positions(first),
+            unscored("ordinary" if way == "ordinary" else "replay", OUT_OF_MEMORY),
+        )
+        off = 0.0 if way == "ordinary" and known.deviation is not None else known.deviation
 
         def attempt(some: Sequence[Row]) -> list[GradientScores]:
             fits = len(some) * max(row.live_count for row in some) <= most
             return scores_by(way, self.twin, some, objective, known=known, memory=self.memory, fits=fits)
 
-        without = unscored("ordinary" if way == "ordinary" else "replay", OUT_OF_MEMORY)
-        has_room = way != "rows" or all(row.tape for row in rows)
-        found = as_memory_allows(attempt, rows) if has_room else [None] * len(rows)
-        off = 0.0 if way == "ordinary" and known.deviation is not None else known.deviation
-        return [without if one is None else replace(one, deviation=off) for one in found]
+        if way == "rows":
+            left = self._read(rows, first, lambda row, tape: row.is_on(tape, first))
+        else:
+            left = [self._fresh(row) for row in rows]
+        found: list[GradientScores] = []
+        while left:
+            count = max(1, most // left[0].live_count) if way == "rows" else 1
+            some = as_memory_allows(attempt, left[:count])
+            found += [without if one is None else replace(one, deviation=off) for one in some]
+            left = left[count:]
+        return found
 
     def _most_positions(self, first: int) -> int:
         """At how many positions the states of the layers from `first` on are kept for a backward pass.
@@ -389,7 +373,7 @@ class Scorer:
             return seen is not None and disagree(numbers, seen, tolerance_of(dtype))
 
         def scores(way: Way, twin: Twin) -> GradientScores:
-            return scores_of_texts(way, twin, [row], objective, known=known, memory=self.memory)[0]
+            return scores_by(way, twin, [row], objective, known=known, memory=self.memory)[0]
 
         is_half = dtype.itemsize < torch.float32.itemsize
         if not is_half and not disagree(numbers, scores("ordinary", self.twin), tolerance_of(dtype)):
