@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from transformers import PreTrainedTokenizerFast
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from semgrad_guard import GenerationOptions, LanguageModel, gradient_scores
-from semgrad_guard.engine.models import architecture
 from semgrad_guard.engine.models.identity import weight_fingerprint
 from semgrad_guard.engine.scores.scorer import scorer_of
 from semgrad_guard.errors import UnsupportedModelError
@@ -109,41 +107,14 @@ def test_adapters_of_transformers_own_making() -> None:
     assert check(model) == on
 
 
-TUNED: dict[str, Callable[[], Any]] = {
-    "prompt tuning": lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5),
-    "p-tuning": lambda: peft.PromptEncoderConfig(
-        task_type="CAUSAL_LM", num_virtual_tokens=5, encoder_hidden_size=16, encoder_dropout=0.4
-    ),
-    "prefix tuning": lambda: peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5),
-}
+def test_tuned_prompts_are_refused() -> None:
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5)
+    with pytest.raises(UnsupportedModelError, match="tuned prompt of PEFT"):
+        check(peft.get_peft_model(build("llama"), config, autocast_adapter_dtype=False))
 
 
-@needs_later_peft
-@pytest.mark.parametrize("kind", TUNED)
-def test_tuned_prompts(kind: str) -> None:
-    plain = check(build("llama"))
-    model = varied(peft.get_peft_model(build("llama"), TUNED[kind](), autocast_adapter_dtype=False))
-    tuned, mark = check(model), fingerprint(model)
-    with model.disable_adapter():
-        assert check(model) == pytest.approx(plain, rel=1e-9) != tuned
-        assert fingerprint(model) != mark
-    assert (check(model), fingerprint(model)) == (tuned, mark)
-
-
-@pytest.mark.parametrize("kind", TUNED)
-def test_tuned_prompts_are_refused_where_peft_would_lose_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(architecture, "MIN_PEFT_VERSION", "1000")
-    model = varied(peft.get_peft_model(build("llama"), TUNED[kind](), autocast_adapter_dtype=False))
-    with pytest.raises(UnsupportedModelError, match=r"that needs PEFT 1000 or later"):
-        gradient_scores(model, CASE.prompt, CASE.response, semantic_token=CASE.semantic_token)
-    check(adapted())
-
-
-@pytest.mark.parametrize("kind", ["adapter", *(pytest.param(kind, marks=needs_later_peft) for kind in TUNED)])
-def test_answers_and_their_scores_follow_the_switch(kind: str, tokenizer: PreTrainedTokenizerFast) -> None:
-    changes = {"vocab_size": 258, "eos_token_id": None}
-    config = peft.LoraConfig(task_type="CAUSAL_LM", **LORA) if kind == "adapter" else TUNED[kind]()
-    model = varied(peft.get_peft_model(build("llama", **changes), config, autocast_adapter_dtype=False))
+def test_answers_and_their_scores_follow_the_switch(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = adapted(vocab_size=258, eos_token_id=None)
     language_model = LanguageModel.from_transformers(model, tokenizer, name="adapted")
 
     def answer() -> tuple[int, ...]:
@@ -152,7 +123,6 @@ def test_answers_and_their_scores_follow_the_switch(kind: str, tokenizer: PreTra
             timed = [generation.evidence.gradients() for generation in generations]
         for generation, single in zip(generations, timed, strict=True):
             row, response = list(generation.prompt.ids), list(generation.response_ids)
-            # PEFT counts padding as positions of a tuned prompt's rows: each is written by itself.
             ids = torch.tensor([row])
             options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 5, "do_sample": False}
             own = model.generate(input_ids=ids, pad_token_id=257, **options)[0, len(row) :].tolist()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from semgrad_guard import HybridGrad, LanguageModel, SemGrad
+from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard import Answerer
@@ -33,7 +34,7 @@ def test_the_model_takes_the_files_token(language_model: LanguageModel, tmp_path
     found = again(language_model, TokenChoice.load(path))
     token = found.render("q").semantic_token
     assert (token.offset, token.source) == (-4, "override")
-    expected = SemGrad(token=-4)(language_model.evidence("q", "an answer")).uncertainty
+    expected = language_model.evidence("q", "an answer").gradients(Objective(token=-4)).scores.semgrad
     assert SemGrad()(found.evidence("q", "an answer")).uncertainty == expected
 
 

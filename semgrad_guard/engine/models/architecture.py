@@ -5,15 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any, cast
 
 import torch
-from packaging.version import Version
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
-from transformers.integrations.peft import MIN_PEFT_VERSION
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from semgrad_guard.engine.objective import LogitTransform
@@ -69,9 +66,8 @@ def inspect_architecture(model: nn.Module) -> Architecture:
             f"with a weight of type {type(getattr(head, 'weight', None)).__name__}); "
             "ParaGrad is defined by that head. Load the causal LM itself, with an unquantized lm_head."
         )
-    # PEFT's wrapper names few arguments and hands on all, unless it tunes prompts.
-    hands_on = hasattr(model, "peft_config") and hasattr(model, "get_base_model") and virtual_tokens(model) == {0}
-    called: Any = cast(Any, model).get_base_model() if hands_on else model
+    # PEFT's wrapper names few arguments and hands on all.
+    called: Any = cast(Any, model).get_base_model() if hasattr(model, "get_base_model") else model
     accepted = inspect.signature(called.forward).parameters
     paths = {id(module): path for path, module in model.named_modules()}
     layers = _decoder_layers(causal_lm, int(config.num_hidden_layers), paths)
@@ -123,12 +119,6 @@ def has_plain_weight(linear: nn.Linear) -> bool:
     return type(weight) is torch.Tensor and weight.is_floating_point() and weight.ndim == 2
 
 
-def virtual_tokens(model: nn.Module) -> frozenset[int]:
-    """How many columns of its own a model may put before its input: none, or a tuned prompt's virtual tokens (PEFT)."""
-    known = adapters_of(model).values()
-    return frozenset({0, *(int(adapter.num_virtual_tokens) for adapter in known if adapter.is_prompt_learning)})
-
-
 def adapters_of(model: Any) -> Mapping[str, Any]:
     """PEFT's adapters by name, with their configurations."""
     known: Any = getattr(model, "peft_config", None)
@@ -158,12 +148,10 @@ def _refuse_impossible(model: nn.Module) -> None:
             "as a decoder, set is_decoder to true in its config.json; else use a decoder-only language model."
         )
     _refuse_places(model, name)
-    # Such a PEFT gives a call's cache the name that it had, so that a prompt takes part in scoring and not in writing.
-    if virtual_tokens(model) != {0} and Version(found := version("peft")) < Version(MIN_PEFT_VERSION):
+    if any(adapter.is_prompt_learning for adapter in adapters_of(model).values()):
         raise UnsupportedModelError(
-            f"this {name} has a tuned prompt, which PEFT {found} loses while transformers {version('transformers')} "
-            f"writes: that needs PEFT {MIN_PEFT_VERSION} or later. Install it; where there is none yet, pip install "
-            "'transformers<5.24'."
+            f"this {name} has a tuned prompt of PEFT, whose columns stand before every text and are no tokens of it. "
+            "Use an adapter of weights (LoRA), or the base model."
         )
     if any(parameter.is_inference() for parameter in model.parameters()):
         raise UnsupportedModelError(f"this {name} was loaded under torch.inference_mode(); load it outside")

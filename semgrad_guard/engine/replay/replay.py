@@ -6,6 +6,7 @@ A whole answer, a sentence of one, and a batch of either are rows of one replay:
   its own, and in a layer with a window, or with chunks, no further back than that. Rows are padded, and padding sees
   padding alone;
 - layers below k hand on their input, and layer k gets the kept h^(k). The graph begins with the span's first layer;
+- attention takes a few queries over keys of which most are constants (`kernels.py`);
 - linear maps answer with what they answered when the text was read (their backward is the product by the weight);
 - the head is not run: its share of the gradient is computed from the states before it (`scores/head.py`).
 
@@ -28,6 +29,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache, DynamicLayer
 
+from semgrad_guard.engine.replay.kernels import attending
 from semgrad_guard.engine.replay.tape import Row, Span, Tape
 from semgrad_guard.engine.replay.twin import CACHE, InputHook, Twin, replaced
 
@@ -94,6 +96,7 @@ def replay(twin: Twin, rows: Sequence[Row], span: Sequence[int], *, fits: bool =
         stack.enter_context(torch.enable_grad())
         stack.enter_context(nullcontext() if fits else _checkpointed(twin.layers[span[0] :]))
         stack.enter_context(twin.with_maps(knows=_known(rows, tapes)))
+        stack.enter_context(attending(twin.attention_configs))
         found = stack.enter_context(twin.headless())
         with twin.above(span[0]), twin.watching(table):
             twin.call(ids.to(device), cache=cache, **inputs)

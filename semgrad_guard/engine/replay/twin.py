@@ -27,7 +27,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.models.architecture import has_plain_weight, inspect_architecture
 from semgrad_guard.engine.models.identity import HOOKS, is_own
-from semgrad_guard.engine.replay.kernels import input_gradient
+from semgrad_guard.engine.replay.kernels import configs_of, input_gradient
 from semgrad_guard.errors import UnsupportedModelError
 
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
@@ -69,6 +69,8 @@ class Twin:
             for path, linear in layer.named_modules():
                 if type(linear) is nn.Linear and has_plain_weight(linear) and "forward" not in vars(linear):
                     vars(linear)["forward"] = partial(self._linear, linear, (number, path))
+        self.attention_configs = configs_of(self.layers)
+        """The configurations that name the attention of its layers."""
         self._state = [_State(module) for module in self.model.modules()]
 
     @property
