@@ -36,12 +36,11 @@ class PairModel:
     """
 
     cuts: ClassVar[Literal["left", "right"]] = "left"
+    together = 32  # pairs judged at once
     segments: bool | None = None  # whether the model sees which text a token belongs to; None: its tokenizer decides
 
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_size: int = 32
-    ) -> None:
-        self.name, self._model, self._batch_size = name, model, batch_size
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> None:
+        self.name, self._model = name, model
         self.config: Any = model.config
         self._tokenizer: Any = tokenizer
         self._stages = [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
@@ -57,30 +56,17 @@ class PairModel:
         return logits.softmax(dim=-1)
 
     @classmethod
-    def from_pretrained(
-        cls,
-        name_or_path: str,
-        *,
-        revision: str | None = None,
-        device: torch.device | str | None = None,
-        batch_size: int = 32,
-    ) -> Self:
-        """Load a checkpoint from a folder or the hub. Safetensors only, no remote code.
-
-        Args:
-            name_or_path: the model to load.
-            revision: a hub revision.
-            device: default: the accelerator if there is one.
-            batch_size: pairs judged at once.
+    def from_pretrained(cls, name_or_path: str) -> Self:
+        """Load a checkpoint from a folder or the hub onto the accelerator if there is one. No remote code.
 
         Raises:
             ModelNotFoundError: nothing loadable at that name or path; the message names the missing part.
             UnsupportedModelError: the checkpoint is not a classifier of the wanted kind.
         """
-        model, tokenizer = load_classifier(name_or_path, revision=revision, dtype=torch.float32)
+        model, tokenizer = load_classifier(name_or_path, dtype=torch.float32)
         tokenizer.truncation_side = cls.cuts
-        place = device or torch.accelerator.current_accelerator() or "cpu"
-        return cls(model.to(torch.device(place)), tokenizer, name=name_or_path, batch_size=batch_size)  # pyright: ignore
+        place: Any = torch.accelerator.current_accelerator() or "cpu"
+        return cls(model.to(place), tokenizer, name=name_or_path)  # pyright: ignore
 
     def judged(self, pairs: Sequence[Pair]) -> list[tuple[float, ...]]:
         """The model's output for each pair, one number per label, as `activate` leaves it."""
@@ -89,8 +75,8 @@ class PairModel:
             # Texts of a kind together: little padding.
             fresh.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
             judged: list[tuple[float, ...]] = []  # after an interruption none of it is kept
-            for start in range(0, len(fresh), self._batch_size):
-                judged += self._run(fresh[start : start + self._batch_size])
+            for start in range(0, len(fresh), self.together):
+                judged += self._run(fresh[start : start + self.together])
             self._known.update(zip(fresh, judged, strict=True))
             outputs = [self._known[pair] for pair in pairs]
             while len(self._known) > _REMEMBERED:

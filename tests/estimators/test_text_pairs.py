@@ -29,7 +29,9 @@ def directly(folder: Path, first: str, second: str) -> torch.Tensor:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_probabilities_are_those_of_each_pair_alone(tmp_path: Path, architecture: str) -> None:
     folder = save_pair_model(tmp_path / "nli", labels=MNLI, architecture=architecture)
-    found = Entailment.from_pretrained(str(folder), batch_size=3).probabilities(PAIRS)
+    model = Entailment.from_pretrained(str(folder))
+    model.together = 3
+    found = model.probabilities(PAIRS)
     for pair, scores in zip(PAIRS, found, strict=True):
         contradiction, neutral, entailment = directly(folder, *pair).softmax(-1).tolist()
         assert scores.entailment == pytest.approx(entailment, abs=1e-5)
