@@ -53,24 +53,19 @@ class Identity:
         return f"{found}{OWN_CODE}{secrets.token_hex(8)}" if _hooked(model) else found
 
 
-def parts_of(model: nn.Module) -> list[Hashable]:
-    """All that a twin is made of, by identity: modules, hooks, where weights lie, and which adapters are on."""
+def state_of(model: nn.Module) -> tuple[Hashable, ...]:
+    """All that a twin is made of: modules, hooks, weights and torch's counts of their edits, adapters that are on."""
     found: list[Hashable] = []
     for module in model.modules():
         found += [id(module), type(module), id(vars(module).get("forward"))]
-        for weight in module._parameters.values():
-            found.append(None if weight is None else _place_of(weight))
+        found += [None if weight is None else _place_of(weight) for weight in module._parameters.values()]
+        shared = (buffer for buffer in module._buffers.values() if buffer is not None and not is_own(buffer))
+        found += [_version(buffer) for buffer in shared]
         for table in HOOKS:
             found += [id(hook) for hook in getattr(module, table).values() if not is_inert(hook)]
         if is_adapted(module):
             found.append(repr(_adapter_state(module)))
-    return found
-
-
-def versions_of(model: nn.Module) -> list[int]:
-    """torch's counts of the edits in place of each weight and buffer that a twin shares."""
-    shared = [buffer for buffer in model.buffers() if not is_own(buffer)]
-    return [_version(tensor) for tensor in (*model.parameters(), *shared)]
+    return tuple(found)
 
 
 def is_own(buffer: torch.Tensor) -> bool:
@@ -112,11 +107,11 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _place_of(weight: torch.Tensor) -> Hashable:
-    """Where a weight's numbers lie; the tensor itself where it is a wrapper of others."""
+    """Where a weight's numbers lie, or which tensor it is where that is a wrapper of others; and how often edited."""
     try:
-        return weight.data_ptr(), weight.dtype, tuple(weight.shape)
+        return weight.data_ptr(), weight.dtype, tuple(weight.shape), _version(weight)
     except RuntimeError:
-        return id(weight)
+        return id(weight), _version(weight)
 
 
 def _config_of(model: Any) -> str:

@@ -21,7 +21,7 @@ from torch import nn
 
 from semgrad_guard.engine.interruption import InterruptibleLock
 from semgrad_guard.engine.models.architecture import Architecture
-from semgrad_guard.engine.models.identity import Identity, is_hooked, parts_of, versions_of
+from semgrad_guard.engine.models.identity import Identity, is_hooked, state_of
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.memory import OUT_OF_MEMORY, Memory, as_memory_allows, unless_memory_runs_out
 from semgrad_guard.engine.replay.tape import Row, Tape, read
@@ -153,7 +153,7 @@ class Scorer:
         model = self._model()
         if model is None:
             raise RuntimeError("the scored model no longer exists")
-        seen = (*parts_of(model), *versions_of(model))
+        seen = state_of(model)
         if self._state is not None and self._state.seen == seen:
             return self._state
         found = _State(seen, Twin(model))
