@@ -143,16 +143,11 @@ class Bench:
     def _recorded(self, memory: Memory) -> list[Tape | None]:
         """Write the answers greedily, step by step: the tapes that this leaves, if scores need any."""
         twin, prompt = self.scorer.twin, self.setting.prompt
-        if self.scorer.exactness().way != "rows":
-            begin = prompt + SEMANTIC_TOKEN
-            caches = [cut_cache(twin, ids[:, :begin]) for ids in self.prompts.split(1)]
-            written = [
-                self._generate(self.setting.answer, ids, **{CACHE: copy.deepcopy(cache)})
-                for ids, cache in zip(self.prompts.split(1), caches, strict=True)
-            ]
-            self.ids = torch.cat(written)
-            return [Tape((), begin, prompt - 1, (), cut=cache) for cache in caches]
         layer = OBJECTIVE.span(self.scorer.architecture.n_layers)[0]
+        if self.scorer.exactness().way != "rows":
+            found = [self._continued(ids, layer) for ids in self.prompts.split(1)]
+            self.ids = torch.cat([written for written, _ in found])
+            return [tape for _, tape in found]
         recorder, cache = Recorder(layer, prompt + SEMANTIC_TOKEN, memory=memory), growing_cache()
         ids, mask = self.prompts, torch.ones_like(self.prompts)
         with clean_slate(), torch.no_grad(), recorder.listening(twin):
@@ -164,10 +159,20 @@ class Bench:
         rows = range(self.setting.rows)
         return [Tape(((recorder, row),), recorder.start, prompt - 1, keys_of(cache, row, 0)) for row in rows]
 
-    def _generate(self, count: int, prompts: torch.Tensor | None = None, **known: Any) -> torch.Tensor:
-        ids = self.prompts if prompts is None else prompts
-        options = GenerationConfig(max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
-        return self.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=options, **known)
+    def _continued(self, ids: torch.Tensor, layer: int) -> tuple[torch.Tensor, Tape]:
+        """Write one answer behind a cache that is cut at t*, and what its score continues from."""
+        twin, begin, recorder = self.scorer.twin, ids.shape[1] + SEMANTIC_TOKEN, Recorder(layer)
+        keeps = {layer: recorder.see_hidden} if self.scorer.exactness().begins else {}
+        twin.reset()
+        cache = cut_cache(twin, ids[:, :begin])
+        with clean_slate(), torch.no_grad(), twin.watching(keeps):
+            options = {"generation_config": _greedy(self.setting.answer), CACHE: copy.deepcopy(cache)}
+            written = twin.generate(ids, torch.ones_like(ids), **options)
+        return written, Tape(((recorder, 0),) if keeps else (), begin, ids.shape[1] - 1, (), cut=cache)
+
+    def _generate(self, count: int) -> torch.Tensor:
+        mask = torch.ones_like(self.prompts)
+        return self.model.generate(self.prompts, attention_mask=mask, generation_config=_greedy(count))
 
     def _score(self, tapes: list[Tape | None]) -> Scores:
         texts = zip(self.prompts.tolist(), self.ids[:, self.setting.prompt :].tolist(), tapes, strict=True)
@@ -175,6 +180,10 @@ class Bench:
         found = self.scorer.score(rows, OBJECTIVE)
         assert all(scores.tier == "replay" for scores in found), "not the way to be measured"
         return [(scores.semgrad or 0.0, scores.paragrad or 0.0) for scores in found]
+
+
+def _greedy(count: int) -> GenerationConfig:
+    return GenerationConfig(max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
 
 
 def naive_scores(model: Any, ids: torch.Tensor, prompt_length: int) -> tuple[float, float]:

@@ -34,6 +34,7 @@ from semgrad_guard.engine.replay.replay import cut_cache
 from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape
 from semgrad_guard.engine.replay.twin import CACHE
 from semgrad_guard.engine.scores.scorer import clean_slate
+from semgrad_guard.errors import UnsupportedModelError
 
 
 class WrittenAnswer:
@@ -206,16 +207,17 @@ def write_whole(model: WritingModel, row: WrittenAnswer, objective: Objective) -
     with model.scorer.lock, clean_slate(), torch.no_grad():
         if row.scored and objective.gradients:
             _keep_cache(model, row, ids, objective)
-        model.scorer.twin.generate(
-            ids,
-            torch.ones_like(ids),
-            **({} if row.cut is None else {CACHE: copy.deepcopy(row.cut)}),
-            generation_config=GenerationConfig(
-                max_new_tokens=row.options.max_tokens, do_sample=False, pad_token_id=end
-            ),
-            logits_processor=LogitsProcessorList([cast("Any", write)]),
-            stopping_criteria=StoppingCriteriaList([cast("Any", is_done)]),
-        )
+        with model.scorer.twin.watching({recorder.layer: recorder.see_hidden for recorder, _ in row.passes}):
+            model.scorer.twin.generate(
+                ids,
+                torch.ones_like(ids),
+                **({} if row.cut is None else {CACHE: copy.deepcopy(row.cut)}),
+                generation_config=GenerationConfig(
+                    max_new_tokens=row.options.max_tokens, do_sample=False, pad_token_id=end
+                ),
+                logits_processor=LogitsProcessorList([cast("Any", write)]),
+                stopping_criteria=StoppingCriteriaList([cast("Any", is_done)]),
+            )
 
 
 def _keep_cache(model: WritingModel, row: WrittenAnswer, ids: torch.Tensor, objective: Objective) -> None:
@@ -224,9 +226,15 @@ def _keep_cache(model: WritingModel, row: WrittenAnswer, ids: torch.Tensor, obje
     known = scorer.if_checked()
     if known is None or known.way != "continued":
         return
+    try:
+        layer = objective.span(scorer.architecture.n_layers)[0]
+    except UnsupportedModelError:
+        return
     scorer.twin.reset()
     row.begin = n + min(objective.positions(row.prompt.semantic_token.offset, n))
     found: Any = cut_cache(scorer.twin, ids[:, : row.begin])
     # Of a cache without keys by position `generate` cannot tell how much of the prompt it holds.
     if found is not None and not all(getattr(found, "is_linear", (True,))):
         row.cut, row.epoch = found, scorer.epoch
+        if known.begins:
+            row.passes = [(Recorder(layer), 0)]

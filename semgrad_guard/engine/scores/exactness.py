@@ -24,6 +24,7 @@ from torch import nn
 
 from semgrad_guard.engine.objective import LogitTransform, Objective
 from semgrad_guard.engine.replay.memory import Memory, is_out_of_memory
+from semgrad_guard.engine.replay.replay import written
 from semgrad_guard.engine.replay.tape import Row, cache_bytes, growing_cache, read
 from semgrad_guard.engine.replay.twin import Twin
 from semgrad_guard.engine.scores.gradients import (
@@ -55,7 +56,8 @@ class Exactness:
     `way` is the cheapest that is exact for whole answers, `in_context` the one for a response with context, None where
     keys and values cannot be constants. `deviation` is how far it was off; None where nothing could be compared (broken
     weights). `joins`: answers may join and leave a batch that is being written. `transform` follows the head,
-    `token_axis` is that of hidden states. `token_bytes` is the size of a token's keys and values, where they can.
+    `token_axis` is that of hidden states. `begins`: a continuation may begin with states that writing kept.
+    `token_bytes` is the size of a token's keys and values, where they can.
     """
 
     way: Way = "ordinary"
@@ -64,6 +66,7 @@ class Exactness:
     deviation: float | None = 0.0
     transform: LogitTransform = field(default_factory=LogitTransform)
     token_axis: int = 1
+    begins: bool = False
     token_bytes: int = 0
 
     def stepped_down(self) -> Exactness:
@@ -172,6 +175,10 @@ class _Check:
             if (off := self.off(way, rows[:count], expected[:count], known)) is not None:
                 known = replace(known, way=way, deviation=off)
                 break
+        if known.way == "continued":
+            taped = self.attempted(lambda: written(self._twin, rows[0], self._span[0]))
+            begins = taped is not None and self.off("continued", [taped], expected[:1], known) is not None
+            known = replace(known, begins=begins)
         return replace(known, in_context=self._in_context(known))
 
     def _in_context(self, known: Exactness) -> Way | None:
