@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from safetensors import SafetensorError
 from transformers.utils import logging
 
@@ -44,14 +45,18 @@ def stage(name: str, wrong: str, *, advice: str = "", missing: str = "") -> Gene
 
 @contextmanager
 def without_weight_bar() -> Generator[None]:
-    """No bar over the weights, which a program's log should not hold."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    """No bar over the weights, which a program's log should not hold; bars over downloads stay as they are."""
+    shown, hub_hidden = logging.is_progress_bar_enabled(), are_progress_bars_disabled()
+    logging.disable_progress_bar()  # the hub's bars as well
+    if not hub_hidden:
+        enable_progress_bars()
     try:
         yield
     finally:
         if shown:
             logging.enable_progress_bar()
+        if hub_hidden:
+            disable_progress_bars()
 
 
 def require_all_weights(name: str, report: dict[str, Any], *, saved_as: str | None = None) -> None:
