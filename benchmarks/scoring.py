@@ -84,19 +84,17 @@ class Bench:
         self.prompts = ids.to(model.device)
         self.scorer = scorer_of(model)
         self.scorer.exactness()
-        self.ids = self.prompts
-        self.tapes: list[Tape | None] = [None] * setting.rows
         self.bare = self._recorded(FRUGAL)
         self.capturing()
         self.written()  # once unmeasured: buffers, kernels
 
     def first_token(self) -> None:
         """Generation of a single token: the prompt's share of the time."""
-        self._generate(1)
+        self._generate(1, self.prompts, self.model)
 
     def plain(self) -> None:
         """Greedy generation with the model as it is."""
-        self._generate(self.setting.answer)
+        self._generate(self.setting.answer, self.prompts, self.model)
 
     def capturing(self) -> None:
         """The same by the engine's steps, which keep h^(k) from t* on."""
@@ -143,16 +141,10 @@ class Bench:
     def _recorded(self, memory: Memory) -> list[Tape | None]:
         """Write the answers greedily, step by step: the tapes that this leaves, if scores need any."""
         twin, prompt = self.scorer.twin, self.setting.prompt
-        if self.scorer.exactness().way != "rows":
-            begin = prompt + SEMANTIC_TOKEN
-            caches = [cut_cache(twin, ids[:, :begin]) for ids in self.prompts.split(1)]
-            written = [
-                self._generate(self.setting.answer, ids, **{CACHE: copy.deepcopy(cache)})
-                for ids, cache in zip(self.prompts.split(1), caches, strict=True)
-            ]
-            self.ids = torch.cat(written)
-            return [Tape((), begin, prompt - 1, (), cut=cache) for cache in caches]
         layer = OBJECTIVE.span(self.scorer.architecture.n_layers)[0]
+        if self.scorer.exactness().way != "rows":
+            self.ids = self.prompts.new_empty(0, prompt + self.setting.answer)
+            return [self._continued(ids, layer) for ids in self.prompts.split(1)]
         recorder, cache = Recorder(layer, prompt + SEMANTIC_TOKEN, memory=memory), growing_cache()
         ids, mask = self.prompts, torch.ones_like(self.prompts)
         with clean_slate(), torch.no_grad(), recorder.listening(twin):
@@ -161,13 +153,21 @@ class Bench:
                 token = twin.step(ids[:, cache.get_seq_length() :], mask, cache).argmax(1, keepdim=True)
                 ids, mask = torch.cat([ids, token], dim=1), torch.cat([mask, torch.ones_like(token)], dim=1)
         self.ids = ids
-        rows = range(self.setting.rows)
-        return [Tape(((recorder, row),), recorder.start, prompt - 1, keys_of(cache, row, 0)) for row in rows]
+        return [Tape(((recorder, i),), recorder.start, prompt - 1, keys_of(cache, i, 0)) for i in range(len(ids))]
 
-    def _generate(self, count: int, prompts: torch.Tensor | None = None, **known: Any) -> torch.Tensor:
-        ids = self.prompts if prompts is None else prompts
+    def _continued(self, ids: torch.Tensor, layer: int) -> Tape:
+        """Write one answer behind a cache that is cut at t*: what its score continues from."""
+        twin, begin, recorder = self.scorer.twin, ids.shape[1] + SEMANTIC_TOKEN, Recorder(layer)
+        keeps = {layer: recorder.see_hidden} if self.scorer.exactness().begins else {}
+        cache = cut_cache(twin, ids[:, :begin])
+        with clean_slate(), twin.watching(keeps):
+            written = self._generate(self.setting.answer, ids, twin.model, **{CACHE: copy.deepcopy(cache)})
+        self.ids = torch.cat([self.ids, written])
+        return Tape(((recorder, 0),) if keeps else (), begin, ids.shape[1] - 1, (), cut=cache)
+
+    def _generate(self, count: int, ids: torch.Tensor, model: Any, **known: Any) -> torch.Tensor:
         options = GenerationConfig(max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
-        return self.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=options, **known)
+        return model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=options, **known)
 
     def _score(self, tapes: list[Tape | None]) -> Scores:
         texts = zip(self.prompts.tolist(), self.ids[:, self.setting.prompt :].tolist(), tapes, strict=True)

@@ -30,7 +30,7 @@ TESTS = (
     "tests/engine/test_semantic_token.py",
     "tests/engine/test_reasoning.py",
     "tests/engine/test_rendering.py",
-    "tests/engine/test_tool_format.py",
+    "tests/engine/test_forms.py",
     "tests/integrations/langchain/test_tools.py",
 )
 LLAMA_CPP = "vendor/llama.cpp/models/templates"

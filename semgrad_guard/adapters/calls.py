@@ -19,8 +19,7 @@ from pydantic import ValidationError
 from semgrad_guard.calibration.call_options import FIELDS, call_options
 from semgrad_guard.engine.answers.answer import Evidence, Generation
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.prompts.grammar import FORM_FIELDS, json_rule, one_of
-from semgrad_guard.engine.prompts.tool_calls import Tool, ToolAnswer, call_rule
+from semgrad_guard.engine.prompts.forms import FORM_FIELDS, Tool, ToolAnswer, call_rule, json_rule, one_of
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.parts import Structure

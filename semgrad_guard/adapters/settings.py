@@ -32,7 +32,7 @@ from semgrad_guard.declared import require_known as require_known
 from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.prompts.tool_calls import known_form
+from semgrad_guard.engine.prompts.forms import known_form
 from semgrad_guard.errors import InputError, ModelNotFoundError
 from semgrad_guard.estimators import Estimator, HybridGrad
 from semgrad_guard.guard.answering import Answerer

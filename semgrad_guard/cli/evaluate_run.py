@@ -19,10 +19,9 @@ from semgrad_guard.cli.terminal import OUT, kept_on_interrupt, note, say, show_l
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator, FusedStates
-from semgrad_guard.estimators.equivalence import NLIEquivalence
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
-from semgrad_guard.estimators.text_pairs import CrossEncoder
+from semgrad_guard.estimators.text_pairs import CrossEncoder, NLIEquivalence
 from semgrad_guard.grading import GRADERS, AnswerGrader, default_grader
 from semgrad_guard.grading.by_name import entailment_model, is_final, no_verdict
 from semgrad_guard.grading.grader import ABSTAINED, Verdicts

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.answers.options import DiverseBeams as DiverseBeams
     from semgrad_guard.engine.answers.options import Sampling as Sampling
     from semgrad_guard.estimators.base import Estimator as Estimator
-    from semgrad_guard.estimators.equivalence import F1Equivalence as F1Equivalence
-    from semgrad_guard.estimators.equivalence import NLIEquivalence as NLIEquivalence
     from semgrad_guard.estimators.gradients import ExGrad as ExGrad
     from semgrad_guard.estimators.gradients import GreatestEntropy as GreatestEntropy
     from semgrad_guard.estimators.gradients import GreedyNLL as GreedyNLL
@@ -62,6 +60,8 @@ if TYPE_CHECKING:
     from semgrad_guard.estimators.samples import SelfConsistency as SelfConsistency
     from semgrad_guard.estimators.samples import SemanticDensity as SemanticDensity
     from semgrad_guard.estimators.samples import SemanticEntropy as SemanticEntropy
+    from semgrad_guard.estimators.text_pairs import F1Equivalence as F1Equivalence
+    from semgrad_guard.estimators.text_pairs import NLIEquivalence as NLIEquivalence
 
     ESTIMATORS: tuple[type[Any], ...]
     KIND_OF: Mapping[str, Any]

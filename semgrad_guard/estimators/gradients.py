@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any, ClassVar, cast
 
 from semgrad_guard.declared import declared_options, require_valid
 from semgrad_guard.engine.answers.answer import Evidence
-from semgrad_guard.engine.objective import Norm, Objective, Variant
-from semgrad_guard.engine.scores.gradients import GradientScores
-from semgrad_guard.engine.scores.observed import Observation
+from semgrad_guard.engine.objective import Objective, Variant
+from semgrad_guard.engine.scores.gradients import GradientScores, Observation
 from semgrad_guard.estimators.base import timed
 from semgrad_guard.records import Score
 from semgrad_guard.settings import ScoringOptions
-
-_LATER_SETTINGS: dict[str, Any] = {"norm": "l1", "weighted": True, "token": None}
-"""Settings of existing estimators that came later, and their defaults: absent then, as in calibrations made before."""
 
 OBSERVING = Objective(gradients=False)
 """The objective of estimators that differentiate nothing."""
@@ -42,10 +38,9 @@ class ReplayEstimator:
         return _objective(**{one.name: getattr(self, one.name) for one in fields(Objective) if hasattr(self, one.name)})
 
     def settings(self) -> dict[str, Any]:
-        """The dataclass fields, tuples as lists; those that came later only where they are not the default."""
+        """The dataclass fields, tuples as lists."""
         every: dict[str, Any] = asdict(self)  # type: ignore[call-overload]  # every estimator is a dataclass
-        stated = {key: v for key, v in every.items() if key not in _LATER_SETTINGS or v != _LATER_SETTINGS[key]}
-        return {key: list(cast("tuple[Any, ...]", v)) if isinstance(v, tuple) else v for key, v in stated.items()}
+        return {key: list(cast("tuple[Any, ...]", v)) if isinstance(v, tuple) else v for key, v in every.items()}
 
     def value(self, scores: Any) -> float | None:
         """The estimator's number for finite scores: a replay's (`GradientScores`), or the part that it needs."""
@@ -104,16 +99,11 @@ class SemGrad(ReplayEstimator):
         S = 1 / |h| || d sum_t w_t log p(y_t) / d h ||_1,    h = h^(floor(L/2)+1 .. L-1) at t*
 
     A model that is sure keeps its answer when the meaning of the prompt moves a little: the gradient is small.
-    The settings are those of `Objective`. The paper's ablation (Table 2) varies each: `norm="l2"`, `weighted=False`,
-    other `layers`, and `token=-1`, the prompt's last token in place of t*.
+    The settings are those of `Objective`, by which the paper's ablation (Table 2) varies others as well.
     """
 
     variant: Variant = "paper"
     layers: tuple[int, ...] | None = None
-    _: KW_ONLY
-    norm: Norm = "l1"
-    weighted: bool = True
-    token: int | None = None
     name: ClassVar[str] = "semgrad"
     title: ClassVar[str] = "SemGrad"
 
@@ -128,14 +118,11 @@ class ParaGrad(ReplayEstimator):
 
         S = 1 / (V d) || d sum_t w_t log p(y_t) / d W_head ||_1
 
-    Of a tied head only the head's part counts. `variant="official"` averages over the tokens instead of summing;
-    `norm` is that of `Objective`. Without its weights this is ExGrad.
+    Of a tied head only the head's part counts. `variant="official"` averages over the tokens instead of summing.
+    Without its weights this is ExGrad.
     """
 
     variant: Variant = "paper"
-    _: KW_ONLY
-    norm: Norm = "l1"
-    weighted: bool = True
     name: ClassVar[str] = "paragrad"
     title: ClassVar[str] = "ParaGrad"
 
@@ -183,10 +170,6 @@ class HybridGrad(ReplayEstimator):
     layers: tuple[int, ...] | None = None
     tau: float = 1.0
     beta: float = 1.0
-    _: KW_ONLY
-    norm: Norm = "l1"
-    weighted: bool = True
-    token: int | None = None
     name: ClassVar[str] = "hybridgrad"
     title: ClassVar[str] = "HybridGrad"
 

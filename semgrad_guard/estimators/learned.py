@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scores.observed import Observation
+from semgrad_guard.engine.scores.gradients import Observation
 from semgrad_guard.errors import FitError, MissingExtraError
 from semgrad_guard.estimators.base import timed
 from semgrad_guard.estimators.gradients import OBSERVING, observed_details
@@ -123,15 +123,8 @@ class FusedStates:
         usable = [r is not None and all(map(math.isfinite, r.values())) for r in records]
         wrong = np.array([not right for right, use in zip(correct, usable, strict=True) if use], dtype=np.bool_)
         require_enough(wrong, self.title)
-        return self.weighed([r for r, use in zip(records, usable, strict=True) if use and r is not None], wrong)
-
-    def weighed(self, records: Sequence[Features], wrong: _Flags) -> FusedStates:
-        """`fitted` on usable records, however few they are.
-
-        Raises:
-            FitError: no feature varies.
-        """
-        return replace(self, weights=fit_weights(records, wrong))
+        kept = [r for r, use in zip(records, usable, strict=True) if use and r is not None]
+        return replace(self, weights=fit_weights(kept, wrong))
 
     def uncertainty(self, features: Features | None) -> tuple[float | None, str | None]:
         """The score for an answer's features, or None and the reason."""
@@ -156,7 +149,7 @@ def require_enough(wrong: _Flags, title: str) -> None:
         )
 
 
-def fit_weights(records: Sequence[Features], wrong: _Flags, *, yields: float = _YIELDS) -> FusedWeights:
+def fit_weights(records: Sequence[Features], wrong: _Flags) -> FusedWeights:
     """Ridge-penalised logistic regression on the standardised columns of the features that all records have.
 
     Raises:
@@ -174,7 +167,7 @@ def fit_weights(records: Sequence[Features], wrong: _Flags, *, yields: float = _
     x = np.stack([(column.values - column.centre) / column.scale for column in columns], axis=1)
     leaning = np.array([column.name.startswith(LOG) and column.name.removeprefix(LOG) in ANCHOR for column in columns])
     learned, intercept = _regression(x, wrong, worth)
-    share = _share(x, wrong, worth, leaning, yields)
+    share = _share(x, wrong, worth, leaning)
     weights: list[float] = _leant(learned, leaning, x, share).tolist()
     return FusedWeights(
         columns=tuple(column.name for column in columns),
@@ -212,7 +205,7 @@ def _leant(learned: _Vector, leaning: _Flags, x: _Matrix, share: float) -> _Vect
     return (learned + share * width * leaning) / (1 + share)
 
 
-def _share(x: _Matrix, wrong: _Flags, worth: _Vector, leaning: _Flags, yields: float) -> float:
+def _share(x: _Matrix, wrong: _Flags, worth: _Vector, leaning: _Flags) -> float:
     """How much to lean on the label-free score: nothing where it does not rise with wrong answers."""
     sums = x @ leaning.astype(np.float64)
     if not leaning.any() or not wrong.any() or wrong.all() or sums[wrong].mean() <= sums[~wrong].mean():
@@ -226,7 +219,7 @@ def _share(x: _Matrix, wrong: _Flags, worth: _Vector, leaning: _Flags, yields: f
         weights = np.stack([_leant(learned, leaning, x[inside], share) for share in SHARES], axis=1)
         scores = x[out] @ weights
         found += [_sklearn("metrics").roc_auc_score(wrong[out], column) for column in scores.T]
-    enough = found.max() - yields * _FOLDS * _REPEATS
+    enough = found.max() - _YIELDS * _FOLDS * _REPEATS
     return next(share for share, value in zip(SHARES, found, strict=True) if value >= enough)
 
 

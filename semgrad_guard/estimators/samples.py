@@ -18,7 +18,7 @@ from semgrad_guard.engine.answers.options import DiverseBeams, Sample, Sampling,
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import DetachedRecordError, InputError, ScoringError
 from semgrad_guard.estimators.base import timed
-from semgrad_guard.estimators.equivalence import SHARED_WORDS, Equivalence, clusters
+from semgrad_guard.estimators.text_pairs import SHARED_WORDS, Equivalence, clusters
 from semgrad_guard.records import Score
 
 

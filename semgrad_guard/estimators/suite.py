@@ -5,7 +5,7 @@ from __future__ import annotations
 from semgrad_guard.engine.answers.options import DiverseBeams, Sampling
 from semgrad_guard.estimators import gradients, reading, samples
 from semgrad_guard.estimators.base import Estimator
-from semgrad_guard.estimators.equivalence import Equivalence, F1Equivalence
+from semgrad_guard.estimators.text_pairs import Equivalence, F1Equivalence
 
 
 def paper_suite(

@@ -1,4 +1,6 @@
-"""Models that judge pairs of texts: entailment (NLI) and similarity (cross-encoders), named by the user.
+"""Pairs of texts: whether two answers mean the same, by their words or by a model that the user names.
+
+Models judge entailment (NLI) and similarity (cross-encoders).
 
 Only safetensors are loaded. Older checkpoints on the hub hold pickles; `AutoModelForSequenceClassification` loads and
 `save_pretrained(folder)` writes safetensors; save the tokenizer to the same folder. Only for checkpoints you trust.
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import nn
@@ -18,7 +20,8 @@ from semgrad_guard.engine.interruption import InterruptibleLock
 from semgrad_guard.engine.models.checkpoint import load_classifier
 from semgrad_guard.engine.replay.twin import stoppable
 from semgrad_guard.engine.scores.scorer import clean_slate
-from semgrad_guard.errors import UnsupportedModelError
+from semgrad_guard.engine.words import normalise, token_f1
+from semgrad_guard.errors import InputError, UnsupportedModelError
 
 Pair = tuple[str, str]
 
@@ -33,12 +36,11 @@ class PairModel:
     """
 
     cuts: ClassVar[Literal["left", "right"]] = "left"
+    together = 32  # pairs judged at once
     segments: bool | None = None  # whether the model sees which text a token belongs to; None: its tokenizer decides
 
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_size: int = 32
-    ) -> None:
-        self.name, self._model, self._batch_size = name, model, batch_size
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> None:
+        self.name, self._model = name, model
         self.config: Any = model.config
         self._tokenizer: Any = tokenizer
         self._stages = [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
@@ -54,30 +56,17 @@ class PairModel:
         return logits.softmax(dim=-1)
 
     @classmethod
-    def from_pretrained(
-        cls,
-        name_or_path: str,
-        *,
-        revision: str | None = None,
-        device: torch.device | str | None = None,
-        batch_size: int = 32,
-    ) -> Self:
-        """Load a checkpoint from a folder or the hub. Safetensors only, no remote code.
-
-        Args:
-            name_or_path: the model to load.
-            revision: a hub revision.
-            device: default: the accelerator if there is one.
-            batch_size: pairs judged at once.
+    def from_pretrained(cls, name_or_path: str) -> Self:
+        """Load a checkpoint from a folder or the hub onto the accelerator if there is one. No remote code.
 
         Raises:
             ModelNotFoundError: nothing loadable at that name or path; the message names the missing part.
             UnsupportedModelError: the checkpoint is not a classifier of the wanted kind.
         """
-        model, tokenizer = load_classifier(name_or_path, revision=revision, dtype=torch.float32)
+        model, tokenizer = load_classifier(name_or_path, dtype=torch.float32)
         tokenizer.truncation_side = cls.cuts
-        place = device or torch.accelerator.current_accelerator() or "cpu"
-        return cls(model.to(torch.device(place)), tokenizer, name=name_or_path, batch_size=batch_size)  # pyright: ignore
+        place: Any = torch.accelerator.current_accelerator() or "cpu"
+        return cls(model.to(place), tokenizer, name=name_or_path)  # pyright: ignore
 
     def judged(self, pairs: Sequence[Pair]) -> list[tuple[float, ...]]:
         """The model's output for each pair, one number per label, as `activate` leaves it."""
@@ -86,8 +75,8 @@ class PairModel:
             # Texts of a kind together: little padding.
             fresh.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
             judged: list[tuple[float, ...]] = []  # after an interruption none of it is kept
-            for start in range(0, len(fresh), self._batch_size):
-                judged += self._run(fresh[start : start + self._batch_size])
+            for start in range(0, len(fresh), self.together):
+                judged += self._run(fresh[start : start + self.together])
             self._known.update(zip(fresh, judged, strict=True))
             outputs = [self._known[pair] for pair in pairs]
             while len(self._known) > _REMEMBERED:
@@ -210,3 +199,103 @@ class AnswerEquivalence(PairModel):
         bare = [[text.replace(self._separator, " ") for text in triple] for triple in triples]
         pairs = [(candidate, f"{reference} {self._separator} {question}") for question, reference, candidate in bare]
         return [row[1] for row in self.judged(pairs)]
+
+
+class Equivalence(Protocol):
+    """Compares answers to one question; symmetric in the two texts of a pair."""
+
+    @property
+    def name(self) -> str:
+        """Its name in settings and calibrations."""
+        ...
+
+    def __call__(self, pairs: Sequence[Pair], question: str) -> list[bool]:
+        """Whether the answers of each pair mean the same."""
+        ...
+
+    def relations(self, pairs: Sequence[Pair], question: str) -> list[EntailmentScores]:
+        """How the answers of each pair relate, the mean of both directions."""
+        ...
+
+
+@dataclass(frozen=True)
+class F1Equivalence:
+    """Shares enough words: F1 above `threshold`, in [0, 1). "New York" and "New Delhi" share half of theirs."""
+
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold < 1:
+            raise InputError(f"an F1 threshold lies in [0, 1), for example 0.5; it is {self.threshold!r}")
+
+    @property
+    def name(self) -> str:
+        return f"token-f1>{self.threshold:g}"
+
+    def __call__(self, pairs: Sequence[Pair], question: str) -> list[bool]:
+        return [_f1(*pair) > self.threshold for pair in pairs]
+
+    def relations(self, pairs: Sequence[Pair], question: str) -> list[EntailmentScores]:
+        """F1 as the probability of entailment, the rest as that of contradiction."""
+        return [EntailmentScores(share, 0.0, 1.0 - share) for share in (_f1(*pair) for pair in pairs)]
+
+
+SHARED_WORDS = F1Equivalence()
+"""The default where no NLI model is given."""
+
+
+@dataclass(frozen=True)
+class NLIEquivalence:
+    """Each answer entails the other, both read after the question.
+
+    Source: Farquhar et al., "Detecting
+    hallucinations in large language models using semantic entropy", Nature 2024, and its published code.
+    """
+
+    model: Entailment
+
+    @property
+    def name(self) -> str:
+        return f"nli:{self.model.name}"
+
+    def __call__(self, pairs: Sequence[Pair], question: str) -> list[bool]:
+        return [there.entails and back.entails for there, back in self._both_ways(pairs, question)]
+
+    def relations(self, pairs: Sequence[Pair], question: str) -> list[EntailmentScores]:
+        """The mean of the model's probabilities in both directions."""
+        return [_mean(*scores) for scores in self._both_ways(pairs, question)]
+
+    def _both_ways(self, pairs: Sequence[Pair], question: str) -> list[tuple[EntailmentScores, EntailmentScores]]:
+        in_context = [(f"{question} {first}", f"{question} {second}") for first, second in pairs]
+        scores = self.model.probabilities([*in_context, *((second, first) for first, second in in_context)])
+        return list(zip(scores[: len(in_context)], scores[len(in_context) :], strict=True))
+
+
+def clusters(texts: Sequence[str], question: str, equivalence: Equivalence) -> list[int]:
+    """The number of each text's cluster: that of the first cluster whose first text it is equivalent to.
+
+    Equal texts are never compared. Clusters are numbered from 0 in the order in which they appear.
+    """
+    distinct = list(dict.fromkeys(texts))
+    pairs = [(first, second) for i, first in enumerate(distinct) for second in distinct[i + 1 :]]
+    same = dict(zip(pairs, equivalence(pairs, question), strict=True))
+    heads: list[str] = []
+    number: dict[str, int] = {}
+    for text in distinct:
+        home = next((i for i, head in enumerate(heads) if same[head, text]), len(heads))
+        if home == len(heads):
+            heads.append(text)
+        number[text] = home
+    return [number[text] for text in texts]
+
+
+def _f1(first: str, second: str) -> float:
+    return 1.0 if normalise(first) == normalise(second) else token_f1(first, second)
+
+
+def _mean(there: EntailmentScores, back: EntailmentScores) -> EntailmentScores:
+    return EntailmentScores(
+        (there.entailment + back.entailment) / 2,
+        (there.neutral + back.neutral) / 2,
+        (there.contradiction + back.contradiction) / 2,
+    )

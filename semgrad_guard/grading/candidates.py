@@ -31,7 +31,7 @@ from semgrad_guard.estimators import (
     RootNLL,
     SemGrad,
 )
-from semgrad_guard.estimators.learned import MIN_ANSWERS, require_enough
+from semgrad_guard.estimators.learned import MIN_ANSWERS, fit_weights, require_enough
 from semgrad_guard.grading.learning_set import LearningSet
 from semgrad_guard.metrics import aurc, auroc
 from semgrad_guard.questions.answered import EvaluatedAnswer
@@ -297,7 +297,7 @@ def out_of_fold(part: LearningSet, estimator: FusedStates, *, seed: int) -> list
         inside = part.part([i for i in rows if i not in held])
         wrong = np.array([not right for right in inside.correct], dtype=np.bool_)
         kept = [record for record in inside.features[estimator.name] if record is not None]
-        fitted = estimator.weighed(kept, wrong)
+        fitted = replace(estimator, weights=fit_weights(kept, wrong))
         for row, score in zip(sorted(held), part.part(sorted(held)).scores(fitted), strict=True):
             scores[row] = score
     return scores

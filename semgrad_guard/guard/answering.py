@@ -19,7 +19,7 @@ from semgrad_guard.engine.answers.request import Request, Ticket, outcomes
 from semgrad_guard.engine.answers.sentences import EndedSentences, parts_of, sentences_of
 from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.prompts.tool_calls import ToolAnswer, shown_text
+from semgrad_guard.engine.prompts.forms import ToolAnswer, shown_text
 from semgrad_guard.engine.replay.memory import OUT_OF_MEMORY, give_back_memory, is_out_of_memory
 from semgrad_guard.engine.sentences import Span
 from semgrad_guard.errors import InputError, UnsupportedToolsError

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
 from semgrad_guard.declared import first_fault
-from semgrad_guard.engine.prompts.grammar import FORM_FIELDS
+from semgrad_guard.engine.prompts.forms import FORM_FIELDS
 from semgrad_guard.errors import (
     AnswerInterruptedError,
     BindingMismatchError,

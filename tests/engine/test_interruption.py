@@ -262,7 +262,9 @@ def test_a_pair_model_stops_and_judges_alike_afterwards(make_pair_model: Callabl
     pairs = [(f"tea {i}", "a drink " * (i + 1)) for i in range(6)]
 
     def fresh() -> Entailment:
-        return Entailment.from_pretrained(str(folder), device="cpu", batch_size=2)
+        model = Entailment.from_pretrained(str(folder))
+        model.together = 2
+        return model
 
     expected, count = fresh().probabilities(pairs), Countdown()
     with stopping(count):

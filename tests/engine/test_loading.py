@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     CLIPVisionConfig,
     CLIPVisionModel,
     LlamaForSequenceClassification,
@@ -22,8 +29,13 @@ from transformers import (
 from transformers.utils import logging
 
 from semgrad_guard import LanguageModel
+from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
+from tests.cli.helpers import saved
 from tests.random_llama import byte_tokenizer, random_llama
+
+from .gguf_files import tiny, write
+from .oracle import reference_scores, worst_relative_error
 
 Break = Callable[[Path], object]
 
@@ -112,14 +124,11 @@ BROKEN: dict[str, tuple[Break, type[ModelError], str]] = {
         ModelError,
         "GPTQ|gptq",
     ),
-    "AWQ": (setting("config.json", quantization_config={"quant_method": "awq", **QUANTIZED}), ModelError, "AWQ|awq"),
-    "HQQ": (setting("config.json", quantization_config={"quant_method": "hqq"}), ModelError, "HQQ|hqq"),
     "compressed-tensors": (
         setting("config.json", quantization_config={"quant_method": "compressed-tensors", "format": "pack-quantized"}),
         UnsupportedModelError,
         "compressed.tensors.*[Ii]nstall",
     ),
-    "HIGGS": (setting("config.json", quantization_config={"quant_method": "higgs"}), ModelError, "HIGGS|higgs"),
 }
 
 
@@ -239,3 +248,154 @@ def test_no_bar_is_drawn_over_the_weights(checkpoint: Path, capfd: pytest.Captur
         if not shown:
             logging.disable_progress_bar()
     assert capfd.readouterr().err == ""
+
+
+# Models by their hub id.
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+At = Callable[[str], None]
+
+
+@pytest.fixture
+def hub_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> At:
+    """Sets where the hub is, as HF_ENDPOINT does, with an empty cache."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+
+    def set_endpoint(url: str) -> None:
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+        monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)  # knows the endpoint it began with
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+
+    return set_endpoint
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """A hub with one repository, org/tiny."""
+
+    class Repository(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self._answer()
+
+        def do_GET(self) -> None:
+            self._answer()
+
+        def _answer(self) -> None:
+            ours = self.path.startswith(("/org/tiny/resolve/", "/api/models/org/tiny"))
+            content = self._content() if ours else b""
+            self.send_response(200 if content else 404)
+            if not content:
+                self.send_header("X-Error-Code", "EntryNotFound" if ours else "RepoNotFound")
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')  # noqa: S324 - as the hub does
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content)
+
+        def _content(self) -> bytes:
+            path = folder / self.path.rpartition("/")[2]
+            if not self.path.startswith("/api/"):
+                return path.read_bytes() if path.is_file() else b""
+            return b"" if "/tree/" in self.path else json.dumps({"id": "org/tiny", "sha": COMMIT}).encode()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Repository)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_model_and_a_gguf_file_are_named_by_their_repository(
+    hub_at: At, tmp_path: Path, language_model: LanguageModel
+) -> None:
+    """Fetched once, and found in the cache where the hub is gone."""
+    folder = saved(tmp_path / "tiny", language_model)
+    write(folder / "tiny-F32.gguf", tiny())
+    names = ("org/tiny", "org/tiny:tiny-F32.gguf")
+    with serving(folder) as endpoint:
+        hub_at(endpoint)
+        fetched = [LanguageModel.from_pretrained(name).identity for name in names]
+        for name in ("org/other", "org/other:tiny.gguf", "org/tiny:tiny-Q8_0.gguf"):
+            with pytest.raises(ModelNotFoundError, match=f"cannot load '{name}'.*Check the name"):
+                LanguageModel.from_pretrained(name)
+    assert [LanguageModel.from_pretrained(name).identity for name in names] == fetched
+    assert fetched[0].fingerprint == language_model.identity.fingerprint
+    assert (fetched[1].name, fetched[1].revision) == (names[1], COMMIT)
+
+
+def test_a_hub_that_is_not_there(hub_at: At) -> None:
+    hub_at("http://127.0.0.1:9")  # the port of discard
+    with pytest.raises(ModelNotFoundError, match=r"cannot load 'nobody/nothing'.*Check the name"):
+        LanguageModel.from_pretrained("nobody/nothing")
+
+
+# The text of a vision-language model.
+
+TEXT = {
+    "vocab_size": 258,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": 257,
+    "pad_token_id": 257,
+}
+SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}}
+EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4}
+EYES_OF_QWEN = {"depth": 2, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3_vl": {"text_config": TEXT | SECTIONS, "vision_config": EYES_OF_QWEN | {"deepstack_visual_indexes": [0]}},
+    "mistral3": {
+        "text_config": TEXT | {"model_type": "mistral"},
+        "vision_config": EYES | {"model_type": "pixtral", "image_size": 8},
+    },
+    "gemma3": {
+        "text_config": TEXT | {"sliding_window": 16},
+        "vision_config": EYES | {"image_size": 8},
+        "mm_tokens_per_image": 4,
+        "image_token_index": 0,
+    },
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_text_of_a_vision_language_model_by_name(name: str, tmp_path: Path) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = AutoModelForImageTextToText.from_config(AutoConfig.for_model(name, **MODELS[name])).float().eval()
+    made.save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    model = LanguageModel.from_pretrained(str(tmp_path))
+
+    answer = model.generate("What is in it?", GenerationOptions(max_tokens=6, stop=()))
+    assert (
+        answer.text
+        == LanguageModel.from_transformers(made, byte_tokenizer())
+        .generate("What is in it?", GenerationOptions(max_tokens=6, stop=()))
+        .text
+    )
+    prompt = model.render("What is in it?")
+    made.config.num_hidden_layers = model.n_layers  # where the oracle looks for it
+
+    def exact(found: Any, response: list[int]) -> bool:
+        expected = reference_scores(made, prompt.ids, response, prompt.semantic_token.offset)
+        return worst_relative_error(found, expected) < 1e-4
+
+    timed = answer.evidence.gradients()
+    assert timed is not None
+    assert exact(timed.scores, list(answer.response_ids))
+    ids: Any = model.tokenizer("A cat.", add_special_tokens=False)["input_ids"]
+    assert exact(model.score("What is in it?", "A cat."), ids)

@@ -22,7 +22,7 @@ from semgrad_guard.errors import UnsupportedModelError
 
 from .cases import CASES, Case
 from .snapshots import unchanged
-from .switches import INERT, NOTICED, REFUSED, TOLD, hooked, plain_scores
+from .switches import INERT, NOTICED, REFUSED, TOLD, plain_scores
 from .tiny_models import build
 
 BRIEF = GenerationOptions(max_tokens=6)
@@ -105,17 +105,7 @@ def test_a_switch_is_seen_by_the_next_answer_and_by_an_earlier_answers_score(
 
 
 class TestWhatLookingCosts:
-    """A new twin, and a new self-check, only for a state of the model that is not known."""
-
-    def test_one_check_for_each_of_two_states_that_take_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        model, checks = build("llama"), list[int]()
-        monkeypatch.setattr(scorer_module, "checked", lambda *given: (checks.append(1), checked(*given))[1])
-        norm, others = model.model.norm, nn.Parameter(model.model.norm.weight * 0.5)
-        own = norm.weight
-        for _ in range(3):
-            for norm.weight in (others, own):
-                check(score(model), model)
-        assert len(checks) == 2
+    """A new twin, and a new self-check, only after a change."""
 
     def test_what_a_hook_notes_in_our_own_passes_is_no_change(self) -> None:
         model, seen = build("llama"), []
@@ -194,15 +184,12 @@ def test_a_patched_model_keeps_its_scorer_while_it_is_in_use() -> None:
     assert scorer_of(model) is scorer_of(model)
 
 
-def test_a_compiled_layer_is_the_layer_and_its_wrapper_has_no_hooks() -> None:
-    model, compiled = build("llama"), build("llama")
-    for one in (model, compiled):
-        hooked(one)
-    compiled.model.layers[3] = torch.compile(compiled.model.layers[3], backend="eager")
-    assert score(compiled).semgrad == score(model).semgrad
-    compiled.model.layers[3].register_forward_hook(lambda _, __, output: output * 1.2)
-    with pytest.raises(UnsupportedModelError, match="register them on the module"):
-        score(compiled)
+def test_a_compiled_layer_is_refused() -> None:
+    model = build("llama")
+    model.model.layers[3] = torch.compile(model.model.layers[3], backend="eager")
+    for compiled in (model, torch.compile(build("llama"), backend="eager")):
+        with pytest.raises(UnsupportedModelError, match=r"as it was before torch\.compile"):
+            score(compiled)
 
 
 def test_a_switch_that_rules_scores_out_is_refused_and_its_return_is_scored() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,13 +71,11 @@ def test_encoders_that_are_not_configured_as_decoders(kind: str, tokenizer: PreT
     assert score(built(kind, is_decoder=True)).semgrad is not None
 
 
-def test_a_model_that_has_yet_to_divide_its_weights(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_model_that_has_yet_to_divide_its_weights() -> None:
     """RWKV does it in its first pass in evaluation mode; in ours it would be done to weights that are the user's."""
     model = built("rwkv", num_hidden_layers=4, rescale_every=2)
     with unchanged(model), pytest.raises(UnsupportedModelError, match="divides its weights in its first pass"):
         score(model)
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
     with torch.no_grad():
         model(input_ids=torch.tensor([PROMPT]))
     case = Case(PROMPT, RESPONSE, -2)
@@ -86,9 +83,6 @@ def test_a_model_that_has_yet_to_divide_its_weights(tmp_path: Path, tokenizer: P
         found = score(model, semantic_token=-2)
     expected = expectation(model, case)
     assert (found.semgrad, found.paragrad) == pytest.approx((expected.semgrad, expected.paragrad), rel=1e-4)
-    loaded = LanguageModel.from_pretrained(str(tmp_path))
-    again = score(loaded._model, semantic_token=-2)
-    assert (again.semgrad, again.paragrad) == pytest.approx((found.semgrad, found.paragrad), rel=1e-5)
 
 
 def built(kind: str, **changes: Any) -> Any:

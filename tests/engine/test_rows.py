@@ -20,8 +20,7 @@ from semgrad_guard import GenerationOptions, LanguageModel, Memory
 from semgrad_guard.engine.answers.writing import WrittenAnswer
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.tape import Row, Tape
-from semgrad_guard.engine.scores.gradients import NO_GRADIENT, GradientScores
-from semgrad_guard.engine.scores.observed import Observation, observed_layer
+from semgrad_guard.engine.scores.gradients import NO_GRADIENT, GradientScores, Observation, observed_layer
 from semgrad_guard.engine.scores.scorer import scorer_of
 from tests.pairwise import every
 
@@ -264,7 +263,15 @@ def test_an_answer_written_in_one_go_leaves_the_cache_that_its_score_continues(n
     hook.remove()
     offset, length = plain.prompt.semantic_token.offset, len(plain.ids)
     assert expected is not None
-    assert [one and one.scores for one in found] == [expected.scores] * 2
-    assert seen == [len(plain.prompt.ids) + offset, length - offset, length - offset], "read up to t*, or not at all"
+    assert model.scorer.exactness().begins, "the layers below the span are left out"
+    for one in found:
+        assert one is not None
+        assert one.scores.tier == "replay"
+        assert (one.scores.semgrad, one.scores.paragrad) == pytest.approx(
+            (expected.scores.semgrad, expected.scores.paragrad), rel=1e-4
+        )
+    assert seen == [len(plain.prompt.ids) + offset, length - offset, length - offset - 1], (
+        "read up to t*, or not at all"
+    )
     model.refresh()
     assert model.running_batch().generations([kept])[0].evidence.gradients() is not None

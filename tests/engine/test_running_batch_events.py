@@ -12,7 +12,7 @@ import torch
 
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.interruption import Stop, stopping
-from semgrad_guard.engine.prompts.grammar import one_of, text_rule
+from semgrad_guard.engine.prompts.forms import one_of, text_rule
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 from tests.whole_runs import whole_run
 

@@ -22,10 +22,9 @@ from semgrad_guard.estimators import (
     SemanticDensity,
     SemanticEntropy,
 )
-from semgrad_guard.estimators.equivalence import NLIEquivalence
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
-from semgrad_guard.estimators.text_pairs import CrossEncoder, Entailment
+from semgrad_guard.estimators.text_pairs import CrossEncoder, Entailment, NLIEquivalence
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.prompts import Phrasing, Wording
 

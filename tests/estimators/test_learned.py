@@ -17,7 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.answer import BatchScoring
 from semgrad_guard.errors import FitError, MissingExtraError
-from semgrad_guard.estimators import FusedStates
+from semgrad_guard.estimators import FusedStates, learned
 from semgrad_guard.estimators.learned import MIN_ANSWERS, MIN_EACH, SHARES, STATE, fit_weights
 from semgrad_guard.records import FusedWeights
 
@@ -111,8 +111,10 @@ def other_kind(
 
 
 def lean(records: list[Record], wrong: list[bool], yields: float = 0.0) -> float:
-    """By how much the likelihood outweighs the states."""
-    weights = fit_weights(records, np.array(wrong), yields=yields)
+    """By how much the likelihood outweighs the states, where leaning may cost so much."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learned, "_YIELDS", yields)
+        weights = fit_weights(records, np.array(wrong))
     by_name = dict(zip(weights.columns, weights.weights, strict=True))
     spread = math.sqrt(sum(w * w for name, w in by_name.items() if name.startswith(STATE)))
     return by_name["ln mean_nll"] / spread

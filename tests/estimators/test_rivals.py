@@ -23,9 +23,8 @@ from semgrad_guard.estimators import (
     SemanticDensity,
     SemanticEntropy,
 )
-from semgrad_guard.estimators.equivalence import F1Equivalence, NLIEquivalence, clusters
 from semgrad_guard.estimators.samples import cluster_entropy
-from semgrad_guard.estimators.text_pairs import CrossEncoder, Entailment
+from semgrad_guard.estimators.text_pairs import CrossEncoder, Entailment, F1Equivalence, NLIEquivalence, clusters
 
 from .test_formulas import information
 

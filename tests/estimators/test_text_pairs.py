@@ -1,4 +1,4 @@
-"""NLI models and cross-encoders: tiny checkpoints on disk, loaded through the real loading code."""
+"""Models of pairs: tiny checkpoints on disk, loaded through the real loading code; and which answers mean the same."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from semgrad_guard.errors import ModelNotFoundError, UnsupportedModelError
-from semgrad_guard.estimators.text_pairs import CrossEncoder, Entailment
+from semgrad_guard.errors import InputError, ModelNotFoundError, UnsupportedModelError
+from semgrad_guard.estimators.text_pairs import CrossEncoder, Entailment, F1Equivalence, clusters
 from tests.engine.tiny_pair_models import ARCHITECTURES, MNLI, save_pair_model
 
 PAIRS = [("Paris", "It is Paris."), ("It is Paris.", "Paris"), ("Paris", "Rome"), ("", "x"), ("Ä", "東京\n")]
@@ -27,7 +29,9 @@ def directly(folder: Path, first: str, second: str) -> torch.Tensor:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_probabilities_are_those_of_each_pair_alone(tmp_path: Path, architecture: str) -> None:
     folder = save_pair_model(tmp_path / "nli", labels=MNLI, architecture=architecture)
-    found = Entailment.from_pretrained(str(folder), batch_size=3).probabilities(PAIRS)
+    model = Entailment.from_pretrained(str(folder))
+    model.together = 3
+    found = model.probabilities(PAIRS)
     for pair, scores in zip(PAIRS, found, strict=True):
         contradiction, neutral, entailment = directly(folder, *pair).softmax(-1).tolist()
         assert scores.entailment == pytest.approx(entailment, abs=1e-5)
@@ -93,3 +97,37 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     model.save_pretrained(headless, state_dict={k: v for k, v in model.state_dict().items() if "classifier" not in k})
     with pytest.raises(ModelNotFoundError, match="lacks"):
         Entailment.from_pretrained(str(headless))
+
+
+TEXTS = st.lists(
+    st.sampled_from(["", "Paris", "the Paris.", "Paris France", "It is Paris", "Rome", "rome"]), min_size=1
+)
+
+
+def test_by_words() -> None:
+    pairs = [
+        ("The Paris.", "paris"),
+        ("Paris", "It is Paris"),
+        ("New York", "New Delhi"),
+        ("New York City", "New York"),
+    ]
+    assert F1Equivalence()(pairs, "q") == [True, False, False, True]
+    assert F1Equivalence(0.25)(pairs, "q") == [True, True, True, True]
+    assert [scores.entailment for scores in F1Equivalence().relations(pairs, "q")] == pytest.approx([1, 0.5, 0.5, 0.8])
+    with pytest.raises(InputError):
+        F1Equivalence(1.0)
+
+
+@given(TEXTS, st.sampled_from([F1Equivalence(), F1Equivalence(0.25)]))
+def test_clusters_one_text_after_the_other(texts: list[str], equivalence) -> None:
+    heads: list[str] = []
+    expected = []
+    for text in texts:
+        for number, head in enumerate(heads):
+            if text == head or equivalence([(head, text)], "q") == [True]:
+                expected.append(number)
+                break
+        else:
+            expected.append(len(heads))
+            heads.append(text)
+    assert clusters(texts, "q", equivalence) == expected

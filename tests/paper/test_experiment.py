@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from semgrad_guard import GenerationOptions, LanguageModel, SemGrad
+from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.writing_model import WritingModel
+from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import Estimator, SemanticDensity
 from semgrad_guard.estimators.samples import AskingEstimator
@@ -161,18 +162,18 @@ def test_every_variant_is_semgrad_so_configured(language_model: LanguageModel) -
     questions = ["What is it?", "And a rather longer question?"]
     generations = language_model.generate_batch(questions, GenerationOptions(max_tokens=4))
     variants = {
-        "l2 norm": SemGrad(norm="l2"),
-        "without entropy weights": SemGrad(weighted=False),
-        "l = L-1": SemGrad(layers=(3,)),
-        "l = 2L/3 .. L-1": SemGrad(layers=(2, 3)),
-        "l = 1 .. L-1": SemGrad(layers=(1, 2, 3)),
-        "last token": SemGrad(token=-1),
+        "l2 norm": Objective(norm="l2"),
+        "without entropy weights": Objective(weighted=False),
+        "l = L-1": Objective(layers=(3,)),
+        "l = 2L/3 .. L-1": Objective(layers=(2, 3)),
+        "l = 1 .. L-1": Objective(layers=(1, 2, 3)),
+        "last token": Objective(token=-1),
     }
     found = semgrad_ablations(language_model.n_layers)  # L = 4: there is no layer L-4 but the embedding
     assert list(found) == list(variants)
     for generation in generations:
         for name, variant in variants.items():
-            expected = variant(generation.evidence).uncertainty
+            expected = generation.evidence.gradients(variant).scores.semgrad
             assert found[name](generation.evidence) == pytest.approx(expected, rel=1e-9), name
 
 

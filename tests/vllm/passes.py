@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from itertools import product
-from typing import Any, get_args
+from typing import Any
 
 from torch import nn
 
 from semgrad_guard.engine.answers.answer import BatchScoring, Evidence, Generation
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.scores.exactness import Kind
 
 
 def passes_of(scorer: Any) -> list[int]:
@@ -20,10 +17,9 @@ def passes_of(scorer: Any) -> list[int]:
     A replay begins above that layer.
     """
     scorer.exactness()  # the self-check has passes of its own
-    passes, state = list[int](), scorer._current()
-    kinds = product(get_args(Kind), range(len(state.twin.layers) + 1))
-    state.verified.update(dict.fromkeys(kinds, sys.maxsize))
-    state.twin.layers[0].self_attn.register_forward_pre_hook(lambda *_: passes.append(1))
+    passes = list[int]()
+    scorer._is_due = lambda *_: False
+    scorer.twin.layers[0].self_attn.register_forward_pre_hook(lambda *_: passes.append(1))
     return passes
 
 

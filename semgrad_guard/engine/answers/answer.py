@@ -18,8 +18,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.responses import Reasoning
 from semgrad_guard.engine.replay.tape import Row, Tape
-from semgrad_guard.engine.scores.gradients import GradientScores
-from semgrad_guard.engine.scores.observed import Observation
+from semgrad_guard.engine.scores.gradients import GradientScores, Observation
 from semgrad_guard.errors import DetachedRecordError, ScoringError
 from semgrad_guard.records import FinishReason, in_context
 

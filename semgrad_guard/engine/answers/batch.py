@@ -34,7 +34,7 @@ from semgrad_guard.engine.replay.memory import Memory, is_out_of_memory
 from semgrad_guard.engine.replay.replay import cut_cache
 from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape, below, growing_cache, keys_of, left_of
 from semgrad_guard.engine.replay.twin import CACHE
-from semgrad_guard.engine.scores.observed import observed_layer
+from semgrad_guard.engine.scores.gradients import observed_layer
 from semgrad_guard.engine.scores.scorer import clean_slate
 from semgrad_guard.engine.sentences import Span
 from semgrad_guard.errors import AnswerInterruptedError
@@ -325,16 +325,18 @@ class RunningBatch:
         gradients = scored and self._objective.gradients
         cache = self._cut_cache(rows, ids, gradients=gradients) if continues and (gradients or len(rows) > 1) else None
         ids = ids.repeat(len(rows), 1)
-        self._scorer.twin.generate(
-            ids,
-            torch.ones_like(ids),
-            **({} if cache is None else {CACHE: cache}),
-            generation_config=GenerationConfig(
-                max_new_tokens=max(row.options.max_tokens for row in rows), do_sample=False, pad_token_id=end
-            ),
-            logits_processor=LogitsProcessorList([cast("Any", write)]),
-            stopping_criteria=StoppingCriteriaList([cast("Any", is_done)]),
-        )
+        recorders = {recorder.layer: recorder.see_hidden for row in rows for recorder, _ in row.passes}
+        with self._scorer.twin.watching(recorders):
+            self._scorer.twin.generate(
+                ids,
+                torch.ones_like(ids),
+                **({} if cache is None else {CACHE: cache}),
+                generation_config=GenerationConfig(
+                    max_new_tokens=max(row.options.max_tokens for row in rows), do_sample=False, pad_token_id=end
+                ),
+                logits_processor=LogitsProcessorList([cast("Any", write)]),
+                stopping_criteria=StoppingCriteriaList([cast("Any", is_done)]),
+            )
 
     def _cut_cache(self, rows: Sequence[WrittenAnswer], ids: torch.Tensor, *, gradients: bool) -> Cache | None:
         """The cache of a prompt, read once for all rows: up to the first position that scores need, or its last token.
@@ -349,6 +351,9 @@ class RunningBatch:
             return None
         if gradients:
             rows[0].begin, rows[0].cut, rows[0].epoch = begin, copy.deepcopy(found), self._scorer.epoch
+            if self._scorer.exactness().begins:
+                layer = self._objective.span(self._scorer.architecture.n_layers)[0]
+                rows[0].passes = [(Recorder(layer), 0)]
         found.reorder_cache(torch.zeros(len(rows), dtype=torch.long))  # its one row for each
         return found
 

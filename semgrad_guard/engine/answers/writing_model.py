@@ -21,7 +21,7 @@ from semgrad_guard.declared import plain
 from semgrad_guard.engine.answers.options import GenerationOptions, Ids, Sample
 from semgrad_guard.engine.models.identity import is_hooked
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.prompts.grammar import GrammarCompiler
+from semgrad_guard.engine.prompts.forms import CallForm, GrammarCompiler, call_form
 from semgrad_guard.engine.prompts.prompt import (
     PLAIN,
     Prompt,
@@ -33,7 +33,6 @@ from semgrad_guard.engine.prompts.prompt import (
 )
 from semgrad_guard.engine.prompts.responses import Codec
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-from semgrad_guard.engine.prompts.tool_calls import CallForm, call_form
 from semgrad_guard.engine.replay.kernels import lacks_units
 from semgrad_guard.engine.replay.memory import Memory
 from semgrad_guard.engine.replay.tape import KeysValues, below, growing_cache, keys_of

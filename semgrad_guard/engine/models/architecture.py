@@ -5,15 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any, cast
 
 import torch
-from packaging.version import Version
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
-from transformers.integrations.peft import MIN_PEFT_VERSION
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from semgrad_guard.engine.objective import LogitTransform
@@ -24,13 +21,6 @@ _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "atten
 _WINDOWS = ("sliding_window", "sliding_window_size", "window_size", "attention_window")
 # Caches of such attention; a dummy replaces a layer that uses the keys of a lower one.
 _ATTENTION_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}
-
-
-_UNTIE = (
-    "Its weights are those of the input embeddings too, which a merge would change (huggingface/peft#2018), so untie "
-    "them first: head = model.get_output_embeddings().base_layer; head.weight = "
-    "torch.nn.Parameter(head.weight.detach().clone()); model.config.tie_word_embeddings = False. "
-)
 
 
 @dataclass(frozen=True)
@@ -76,9 +66,8 @@ def inspect_architecture(model: nn.Module) -> Architecture:
             f"with a weight of type {type(getattr(head, 'weight', None)).__name__}); "
             "ParaGrad is defined by that head. Load the causal LM itself, with an unquantized lm_head."
         )
-    # PEFT's wrapper names few arguments and hands on all, unless it tunes prompts.
-    hands_on = hasattr(model, "peft_config") and hasattr(model, "get_base_model") and virtual_tokens(model) == {0}
-    called: Any = cast(Any, model).get_base_model() if hands_on else model
+    # PEFT's wrapper names few arguments and hands on all.
+    called: Any = cast(Any, model).get_base_model() if hasattr(model, "get_base_model") else model
     accepted = inspect.signature(called.forward).parameters
     paths = {id(module): path for path, module in model.named_modules()}
     layers = _decoder_layers(causal_lm, int(config.num_hidden_layers), paths)
@@ -115,12 +104,11 @@ def _head(model: PreTrainedModel) -> Any:
         adapter = next((name for name in head.active_adapters if name in head.modules_to_save), None)
         head = head.original_module if head.disable_adapters or adapter is None else head.modules_to_save[adapter]
     if hasattr(head, "base_layer") or hasattr(head, "token_adapter"):
-        embedding: Any = model.get_input_embeddings()
-        shared = hasattr(head, "base_layer") and getattr(embedding, "weight", None) is head.base_layer.weight
         raise UnsupportedModelError(
             f"the output head of this {type(model).__name__} has an adapter of its own, so that no single matrix is "
-            f"the head that ParaGrad is defined by. {_UNTIE if shared else ''}Merge it: model = "
-            "model.merge_and_unload()."
+            "the head that ParaGrad is defined by. Merge it: model = model.merge_and_unload(). Where the head's "
+            "weights are those of the embeddings too, untie them first, for a merge changes both "
+            "(huggingface/peft#2018)."
         )
     return head
 
@@ -129,12 +117,6 @@ def has_plain_weight(linear: nn.Linear) -> bool:
     """Whether the weight is an ordinary matrix of numbers, no quantized one in an ordinary layer's place."""
     weight = linear.weight.data
     return type(weight) is torch.Tensor and weight.is_floating_point() and weight.ndim == 2
-
-
-def virtual_tokens(model: nn.Module) -> frozenset[int]:
-    """How many columns of its own a model may put before its input: none, or a tuned prompt's virtual tokens (PEFT)."""
-    known = adapters_of(model).values()
-    return frozenset({0, *(int(adapter.num_virtual_tokens) for adapter in known if adapter.is_prompt_learning)})
 
 
 def adapters_of(model: Any) -> Mapping[str, Any]:
@@ -166,12 +148,10 @@ def _refuse_impossible(model: nn.Module) -> None:
             "as a decoder, set is_decoder to true in its config.json; else use a decoder-only language model."
         )
     _refuse_places(model, name)
-    # Such a PEFT gives a call's cache the name that it had, so that a prompt takes part in scoring and not in writing.
-    if virtual_tokens(model) != {0} and Version(found := version("peft")) < Version(MIN_PEFT_VERSION):
+    if any(adapter.is_prompt_learning for adapter in adapters_of(model).values()):
         raise UnsupportedModelError(
-            f"this {name} has a tuned prompt, which PEFT {found} loses while transformers {version('transformers')} "
-            f"writes: that needs PEFT {MIN_PEFT_VERSION} or later. Install it; where there is none yet, pip install "
-            "'transformers<5.24'."
+            f"this {name} has a tuned prompt of PEFT, whose columns stand before every text and are no tokens of it. "
+            "Use an adapter of weights (LoRA), or the base model."
         )
     if any(parameter.is_inference() for parameter in model.parameters()):
         raise UnsupportedModelError(f"this {name} was loaded under torch.inference_mode(); load it outside")

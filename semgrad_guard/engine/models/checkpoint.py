@@ -22,15 +22,13 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoQuantizationConfig
+from transformers.quantizers.auto import AutoQuantizationConfig
 
 from semgrad_guard.engine.models.gguf import find_gguf, load_gguf
 from semgrad_guard.engine.models.loading import (
     first_line,
     require_all_weights,
-    settled,
     stage,
-    why_unreachable,
     without_weight_bar,
 )
 from semgrad_guard.errors import InputError, ModelNotFoundError, UnsupportedModelError, require_installed
@@ -45,8 +43,7 @@ def load(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrained
 
     Args:
         name_or_path: a name of ours ("pocket", "smollm2"), a folder, a GGUF file, or the id of a hub repository
-            (downloaded by transformers if the hub is reachable; where it does not answer, at most files in the local
-            cache is loaded, without its retries), with a colon and a file's name for a GGUF file in it.
+            (downloaded by transformers), with a colon and a file's name for a GGUF file in it.
         options: passed to transformers (revision, dtype, device_map, quantization_config, attn_implementation).
 
     Raises:
@@ -90,17 +87,7 @@ def _load(
     require_checkpoint(Path(path), name)
     where = {key: options[key] for key in _WHERE if options.get(key) is not None}
     how = {key: options[key] for key in _HOW if options.get(key) is not None}
-    unreachable = None
-    if not Path(path).exists() and not where.get("local_files_only"):
-        unreachable = why_unreachable(path, where.get("revision"))
-        where["local_files_only"] = unreachable is not None
-    advice = "Check the name or path, and that the download from the hub is complete."
-    if unreachable is not None:
-        advice = (
-            f"Only the local cache was searched, not the hub: {unreachable}. Check the name and the network, or give a "
-            "folder that holds the model."
-        )
-    missing = f"{advice}{did_you_mean(name)}"
+    missing = f"Check the name or path, and that the download from the hub is complete.{did_you_mean(name)}"
     with without_weight_bar():
         with stage(name, f"its config.json cannot be read by transformers {transformers.__version__}", missing=missing):
             config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False, **where)
@@ -124,7 +111,7 @@ def _load(
                 ),
             )
     require_all_weights(name, report, saved_as=next(iter(config.architectures or ()), None))
-    return settled(model), tokenizer
+    return model.eval(), tokenizer
 
 
 def _load_adapted(folder: Path, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -177,9 +164,6 @@ def _quantization(given: Any) -> Any:
     if not isinstance(given, Mapping):
         return given
     method: Any = given.get("quant_method")
-    if method not in AUTO_QUANTIZATION_CONFIG_MAPPING and method != "bitsandbytes":
-        known = sorted({"bitsandbytes", *AUTO_QUANTIZATION_CONFIG_MAPPING})
-        raise InputError(f"there is no quantization with quant_method {method!r}; it is one of {', '.join(known)}")
     try:
         made: Any = AutoQuantizationConfig.from_dict(dict(given))
     except ImportError as error:
@@ -187,7 +171,7 @@ def _quantization(given: Any) -> Any:
             f"quantizing by {method} needs a package that is not installed: {first_line(error)}"
         ) from error
     except Exception as error:  # whatever a library's own class makes of its arguments
-        raise InputError(f"the quantization config for {method} is not right: {first_line(error)}") from error
+        raise InputError(f"the quantization config for {method!r} is not right: {first_line(error)}") from error
     known = {*made.to_dict(), *inspect.signature(type(made)).parameters, "quant_method"}
     if unknown := sorted(set(given) - known):  # some classes leave out unknown settings in silence
         raise InputError(f"the quantization config for {method} says {', '.join(unknown)}, which it does not know")
@@ -205,7 +189,6 @@ def _as_asked(config: Any, how: dict[str, Any]) -> str:
 
 _ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _POINTER = b"version https://git-lfs"
-_GGUF = b"GGUF"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "tekken.json")
 
 
@@ -219,13 +202,10 @@ def require_checkpoint(path: Path, name: str) -> None:
         if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
             raise ModelNotFoundError(f"there is no folder {name!r}. Is the path right?")
         return
-    if path.is_file() and _begins(path, _GGUF):  # other programs (Ollama) store them without the suffix
-        raise ModelNotFoundError(
-            f"{name!r} is a GGUF file, and its name does not say so. Rename it, or link to it, with .gguf at the end."
-        )
     if not path.is_dir():
         raise ModelNotFoundError(
-            f"{name!r} is a file; give the folder that holds config.json and *.safetensors, or a *.gguf"
+            f"{name!r} is a file; give the folder that holds config.json and *.safetensors, or a file whose name ends "
+            "in .gguf (rename it where another program, such as Ollama, has left that out)"
         )
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
@@ -235,22 +215,14 @@ def require_checkpoint(path: Path, name: str) -> None:
             f"{name!r} holds no *.safetensors{others_named}. Only safetensors and GGUF are loaded; save the model with "
             "model.save_pretrained(folder)."
         )
-    for weight_file in weights:
-        if _begins(weight_file, _POINTER):
-            raise ModelNotFoundError(
-                f"{str(weight_file)!r} is a Git LFS pointer, not the weights. Fetch them: git lfs pull."
-            )
+    for file in filter(Path.is_file, weights):
+        with stage(name, "its weights cannot be read"), file.open("rb") as content:
+            if content.read(len(_POINTER)) == _POINTER:
+                raise ModelNotFoundError(
+                    f"{str(file)!r} is a Git LFS pointer, not the weights. Fetch them: git lfs pull."
+                )
     if not (path / "config.json").is_file():
         raise ModelNotFoundError(
             f"{name!r} holds weights, but no config.json, which says what they are. Copy it from where the weights "
             "come from, or save the model with model.save_pretrained(folder)."
         )
-
-
-def _begins(path: Path, letters: bytes) -> bool:
-    """Whether a file begins with these; not one that cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(letters)) == letters
-    except OSError:
-        return False

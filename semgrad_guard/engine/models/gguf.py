@@ -28,7 +28,7 @@ from transformers import (
 )
 from transformers.utils.hub import extract_commit_hash
 
-from semgrad_guard.engine.models.loading import require_all_weights, stage, why_unreachable, without_weight_bar
+from semgrad_guard.engine.models.loading import require_all_weights, stage, without_weight_bar
 from semgrad_guard.errors import InputError, ModelNotFoundError, UnsupportedModelError, require_installed
 
 READERS = ("gguf", "accelerate")
@@ -65,11 +65,8 @@ def find_gguf(name: str, *, revision: str | None = None, local_files_only: bool 
         return path
     if on_the_hub := _ON_THE_HUB.fullmatch(name):
         repository, file = on_the_hub.groups()
-        unreachable = None if local_files_only else why_unreachable(repository, revision)
-        why = "" if unreachable is None else f"Only the local cache was searched, not the hub: {unreachable}. "
-        local = local_files_only or unreachable is not None
-        with stage(name, "it cannot be fetched", missing=f"{why}Check the name, its capital letters, and the access."):
-            return Path(hf_hub_download(repository, file, revision=revision, local_files_only=local))
+        with stage(name, "it cannot be fetched", missing="Check the name, its capital letters, and the access."):
+            return Path(hf_hub_download(repository, file, revision=revision, local_files_only=local_files_only))
     raise ModelNotFoundError(
         f"there is no file {name!r}. A GGUF file on the hub is named with its repository: 'org/repository:file.gguf'."
     )
@@ -217,30 +214,23 @@ def require_all_read(model: nn.Module, header: GgufHeader, name: str) -> None:
     """Refuse a file that holds more numbers than the model that was made of it: something was left out.
 
     Raises:
-        UnsupportedModelError: there are such; the message names one.
+        UnsupportedModelError: there are such.
     """
     config: Any = model.config
     # No second copy of the embedding, and no blocks that guess further ahead.
     copies = (_ROPE_DIVISORS, "output.weight") if config.tie_word_embeddings else (_ROPE_DIVISORS,)
-    blocks = [re.match(r"blk\.(\d+)", tensor.name) for tensor in header.tensors]
-    tensors = [
-        tensor
-        for tensor, block in zip(header.tensors, blocks, strict=True)
-        if tensor.name not in copies and (block is None or int(block[1]) < config.num_hidden_layers)
-    ]
+    held = 0
+    for tensor in header.tensors:
+        block = re.match(r"blk\.(\d+)", tensor.name)
+        if tensor.name not in copies and (block is None or int(block[1]) < config.num_hidden_layers):
+            held += int(tensor.n_elements)
     places = {id(value): value.numel() for value in model.state_dict(keep_vars=True).values()}
-    surplus = sum(tensor.n_elements for tensor in tensors) - sum(places.values())
-    if surplus <= 0:
-        return
-    left, without = list(places.values()), []
-    for tensor in tensors:
-        size = tensor.n_elements
-        left.remove(size) if size in left else without.append(tensor.name)
-    raise UnsupportedModelError(
-        f"{name!r} holds {surplus:,} numbers that transformers gives no place in {type(model).__name__} "
-        f"(of {', '.join(without[:2]) or 'merged tensors'}, it seems). The model would be another one. "
-        "Load the folder with safetensors that the file was made from, or try a newer transformers."
-    )
+    if (surplus := held - sum(places.values())) > 0:
+        raise UnsupportedModelError(
+            f"{name!r} holds {surplus:,} numbers that transformers gives no place in {type(model).__name__}. The model "
+            "would be another one. Load the folder with safetensors that the file was made from, or try a newer "
+            "transformers."
+        )
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ own.
 from __future__ import annotations
 
 import hashlib
-import math
 import secrets
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
@@ -35,12 +34,12 @@ class Identity:
         self._config = _config_of(model)
 
     def fingerprint(self, model: nn.Module) -> str:
-        """Sixteen hex digits: those of the weights, as long as the model is as it was loaded, with an adapter or not.
+        """Sixteen hex digits: those of the weights, as long as the model is as it was loaded and has no adapter.
 
         Weights edited in place are read as a whole, for an edit of few numbers may escape a sample. A hook, or a method
         of one object's own, may read what nothing shows: then a mark follows that is never the same twice.
         """
-        departures = {**_switched_adapters(model), **_hooked(model)}
+        departures = {**_adapters(model), **_hooked(model)}
         if _config_of(model) != self._config:
             departures["config"] = _config_of(model)
         for name, weight in model.named_parameters():
@@ -54,24 +53,19 @@ class Identity:
         return f"{found}{OWN_CODE}{secrets.token_hex(8)}" if _hooked(model) else found
 
 
-def parts_of(model: nn.Module) -> list[Hashable]:
-    """All that a twin is made of, by identity: modules, hooks, where weights lie, and which adapters are on."""
+def state_of(model: nn.Module) -> tuple[Hashable, ...]:
+    """All that a twin is made of: modules, hooks, weights and torch's counts of their edits, adapters that are on."""
     found: list[Hashable] = []
     for module in model.modules():
         found += [id(module), type(module), id(vars(module).get("forward"))]
-        for weight in module._parameters.values():
-            found.append(None if weight is None else _place_of(weight))
+        found += [None if weight is None else _place_of(weight) for weight in module._parameters.values()]
+        shared = (buffer for buffer in module._buffers.values() if buffer is not None and not is_own(buffer))
+        found += [_version(buffer) for buffer in shared]
         for table in HOOKS:
             found += [id(hook) for hook in getattr(module, table).values() if not is_inert(hook)]
         if is_adapted(module):
             found.append(repr(_adapter_state(module)))
-    return found
-
-
-def versions_of(model: nn.Module) -> list[int]:
-    """torch's counts of the edits in place of each weight and buffer that a twin shares."""
-    shared = [buffer for buffer in model.buffers() if not is_own(buffer)]
-    return [_version(tensor) for tensor in (*model.parameters(), *shared)]
+    return tuple(found)
 
 
 def is_own(buffer: torch.Tensor) -> bool:
@@ -92,12 +86,11 @@ def is_hooked(model: nn.Module) -> bool:
 def weight_fingerprint(model: nn.Module) -> str:
     """Sixteen hex digits that change when the weights do: names, shapes and up to 1,024 values of every tensor.
 
-    The values are read in float32, so that the same checkpoint loaded in bfloat16 and float32 agrees, and under the
-    names that they have in a model that is not compiled.
+    The values are read in float32, so that the same checkpoint loaded in bfloat16 and float32 agrees.
     """
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
-        digest.update(f"{name.replace('_orig_mod.', '')}{tuple(parameter.shape)}".encode())
+        digest.update(f"{name}{tuple(parameter.shape)}".encode())
         sample = parameter.detach().reshape(-1)[:: max(1, parameter.numel() // _SAMPLES)]
         sample = sample.to(torch.float32) if sample.dtype.is_floating_point else sample
         digest.update(sample.cpu().contiguous().numpy().tobytes())
@@ -114,11 +107,11 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _place_of(weight: torch.Tensor) -> Hashable:
-    """Where a weight's numbers lie; the tensor itself where it is a wrapper of others."""
+    """Where a weight's numbers lie, or which tensor it is where that is a wrapper of others; and how often edited."""
     try:
-        return weight.data_ptr(), weight.dtype, tuple(weight.shape)
+        return weight.data_ptr(), weight.dtype, tuple(weight.shape), _version(weight)
     except RuntimeError:
-        return id(weight)
+        return id(weight), _version(weight)
 
 
 def _config_of(model: Any) -> str:
@@ -139,25 +132,15 @@ def _hooked(model: nn.Module) -> dict[str, str]:
         code = [*hooks, *([own] if own is not None else [])]
         if code:
             names = [getattr(one, "__qualname__", type(one).__qualname__) for one in code]
-            found[f"{path.replace('_orig_mod.', '')}: code"] = repr(names)
+            found[f"{path}: code"] = repr(names)
     return found
 
 
-def _switched_adapters(model: nn.Module) -> dict[str, str]:
-    """An adapter as its folder brings it is ordinary: the only one, on, not merged, at its own scale."""
-    adapters, found = adapters_of(model), dict[str, str]()
-    for path, layer in _adapted_layers(model):
-        disabled, active, merged, scales = _adapter_state(layer)
-        own = {name: scale for name, scale in scales.items() if name in active and not _is_usual(layer, name, adapters)}
-        if len(adapters) != 1 or disabled or merged or own:
-            found[f"{path}: adapters"] = repr((disabled, active, merged, own))
-    if len(adapters) > 1:
-        found["adapter"] = repr(getattr(model, "active_adapter", None))
-    return found
-
-
-def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    return ((path, module) for path, module in model.named_modules() if is_adapted(module))
+def _adapters(model: nn.Module) -> dict[str, str]:
+    """The state of each adapted layer, and of several adapters the one in use."""
+    layers = ((path, layer) for path, layer in model.named_modules() if is_adapted(layer))
+    found = {f"{path}: adapters": repr(_adapter_state(layer)) for path, layer in layers}
+    return {**found, "adapter": repr(getattr(model, "active_adapter", None))} if adapters_of(model) else found
 
 
 def _adapter_state(layer: Any) -> tuple[bool, list[str], list[str], dict[str, float]]:
@@ -169,12 +152,3 @@ def _adapter_state(layer: Any) -> tuple[bool, list[str], list[str], dict[str, fl
         list(getattr(layer, "merged_adapters", ())),
         known,
     )
-
-
-def _is_usual(layer: Any, adapter: str, adapters: Mapping[str, Any]) -> bool:
-    """Whether the factor of an adapter is the one that its configuration gives; only LoRA's formula is known here."""
-    rank, alpha = (getattr(layer, name, {}).get(adapter) for name in ("r", "lora_alpha"))
-    if not rank or alpha is None:
-        return True
-    divisor = math.sqrt(rank) if getattr(adapters.get(adapter), "use_rslora", False) else rank
-    return bool(layer.scaling[adapter] == alpha / divisor)

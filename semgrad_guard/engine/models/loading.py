@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from functools import partial
-from importlib import import_module
 from typing import Any
 
-import torch
-from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, is_offline_mode
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from safetensors import SafetensorError
-from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from semgrad_guard.errors import ModelNotFoundError, SemGradGuardError, UnsupportedModelError
@@ -53,16 +47,12 @@ def stage(name: str, wrong: str, *, advice: str = "", missing: str = "") -> Gene
 def without_weight_bar() -> Generator[None]:
     """No bar over the weights, which a program's log should not hold; bars over downloads stay as they are."""
     shown, hub_hidden = logging.is_progress_bar_enabled(), are_progress_bars_disabled()
-    gguf_reader: Any = import_module("transformers.modeling_gguf_pytorch_utils")  # which draws unconditionally
-    bar = gguf_reader.tqdm
-    gguf_reader.tqdm = partial(bar, disable=True)
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # the hub's bars as well
     if not hub_hidden:
         enable_progress_bars()
     try:
         yield
     finally:
-        gguf_reader.tqdm = bar
         if shown:
             logging.enable_progress_bar()
         if hub_hidden:
@@ -93,15 +83,6 @@ def require_all_weights(name: str, report: dict[str, Any], *, saved_as: str | No
         )
 
 
-def settled(model: PreTrainedModel) -> PreTrainedModel:
-    """The model in evaluation mode, after the pass in which some change their own weights (RWKV)."""
-    model.eval()
-    if any(vars(module).get("layers_are_rescaled") is False for module in model.modules()):
-        with torch.no_grad():
-            model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device))
-    return model
-
-
 def first_line(error: BaseException) -> str:
     """The first line of a library's error, without the lists of classes or files that follow."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -110,20 +91,3 @@ def first_line(error: BaseException) -> str:
         line = f"{type(error).__name__}: {line}"
     line = line if len(line) <= _LONGEST else line[:_LONGEST].rsplit(" ", 1)[0] + " …"
     return line if line.endswith((".", "!", "?", "…")) else line + "."
-
-
-def why_unreachable(name: str, revision: str | None = None) -> str | None:
-    """Why the hub cannot be reached for a repository; None where it answers, even that there is none.
-
-    One request of huggingface_hub's own (with its proxies, HF_ENDPOINT and token) and with its own patience: an answer
-    may take HF_HUB_ETAG_TIMEOUT seconds, 10 by default.
-    """
-    if is_offline_mode():
-        return "HF_HUB_OFFLINE is set"
-    try:
-        get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision), timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except (HfHubHTTPError, HFValidationError):
-        return None
-    except Exception as error:  # noqa: BLE001 - whose errors these are (httpx, httpx2) depends on huggingface_hub
-        return f"{constants.ENDPOINT} does not answer, {str(error) or type(error).__name__}"
-    return None

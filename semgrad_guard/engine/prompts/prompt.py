@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -25,11 +25,9 @@ _Untyped = Any
 _RESERVED_OPTIONS = frozenset({"conversation", "tokenize", "add_generation_prompt", "continue_final_message"})
 
 _CHARACTERS = 64
-_OTHER_TEXT = "semgrad-guard: another text"
 
 PLAIN = "plain"
 """The fingerprint where there is no chat template."""
-
 
 _BARE = PromptForm(text="", tokens=0, roles=("user",), user_text="")
 
@@ -286,21 +284,18 @@ def _apply_template(
     if reserved := _RESERVED_OPTIONS & options.keys():
         raise InputError(f"template_options cannot set {', '.join(sorted(reserved))}: rendering decides these.")
 
-    def applied(given: Sequence[Turn]) -> str:
-        return tokenizer.apply_chat_template(
-            list(given), tokenize=False, add_generation_prompt=add_generation_prompt, **options
-        )
-
     rendered, failure = list[str](), None
     for given in (turns, *_foldings(turns)):
         try:
-            text = applied(given)
+            text = tokenizer.apply_chat_template(
+                list(given), tokenize=False, add_generation_prompt=add_generation_prompt, **options
+            )
         except TEMPLATE_FAILURES as error:
             failure = failure or error
             continue
-        if not _drops_system(given, text, applied):
+        if all(turn["content"].strip() in text for turn in given if turn["role"] == "system"):
             return text
-        rendered.append(text)
+        rendered.append(text)  # it drops such a turn in silence, or reads it in a way of its own
     if rendered:
         return rendered[0]
     roles = ", ".join(turn["role"] for turn in turns)
@@ -320,18 +315,6 @@ def _foldings(turns: Sequence[Turn]) -> Iterator[list[Turn]]:
         yield [*turns[:1], *_folded(turns[1:])]
     if system:
         yield _folded(turns)
-
-
-def _drops_system(turns: Sequence[Turn], text: str, applied: Callable[[Sequence[Turn]], str]) -> bool:
-    """Whether a prompt holds nothing of a system turn; `applied` is the template."""
-    for index, turn in enumerate(turns):
-        if turn["role"] == "system" and turn["content"].strip() and turn["content"].strip() not in text:
-            try:
-                if applied([*turns[:index], {**turn, "content": _OTHER_TEXT}, *turns[index + 1 :]]) == text:
-                    return True
-            except TEMPLATE_FAILURES:  # it reads the text, in a way of its own
-                continue
-    return False
 
 
 def _folded(turns: Sequence[Turn]) -> list[Turn]:

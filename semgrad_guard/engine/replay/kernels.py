@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -159,24 +159,20 @@ def attend(
     where a model needs more than a mask, the library's own attention answers. Products and softmax are taken in float32
     (float64 for float64), whatever the model's dtype is.
     """
-    weights = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
-    plain = attention_mask is None or attention_mask.requires_grad or weights > _WEIGHTS
+    (batch, heads, n, d), groups, first = query.shape, key.shape[1], key.shape[2] - query.shape[2]
+    plain = attention_mask is None or attention_mask.requires_grad or batch * heads * n * key.shape[2] > _WEIGHTS
     if plain or any(options.get(name) is not None for name in _MORE):
         return ALL_ATTENTION_FUNCTIONS[_REPLACED](module, query, key, value, attention_mask, scaling=scaling, **options)
-    (batch, heads, n, d), groups, first = query.shape, key.shape[1], key.shape[2] - query.shape[2]
     dtype = precise_dtype(query)
     rows = (query.to(dtype) * (d**-0.5 if scaling is None else scaling)).reshape(batch, groups, -1, d)
-    constants = (key[:, :, :first].detach(), value[:, :, :first].detach())
-    parts = [[x.to(dtype) for x in own] for own in (constants, (key[:, :, first:], value[:, :, first:]))]
-    scores = torch.cat([rows @ keys.transpose(2, 3) for keys, _ in parts], dim=3)
-    mask = torch.as_tensor(attention_mask)
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
-    by_head = scores.view(batch, groups, heads // groups, n, -1)
-    by_head = by_head + (mask[:, :, None] if mask.shape[1] == 1 else mask.unflatten(1, (groups, -1)))
-    shares = by_head.softmax(-1).view(scores.shape).split([first, n], dim=3)
-    fixed, live = (own @ values for own, (_, values) in zip(shares, parts, strict=True))
-    found = fixed + live
+    fixed = [half[:, :, :first].detach().to(dtype) for half in (key, value)]
+    live = [half[:, :, first:].to(dtype) for half in (key, value)]
+    scores = torch.cat([rows @ keys.transpose(2, 3) for keys in (fixed[0], live[0])], dim=3)
+    # One mask for all heads, or one for each: those of the heads that share keys lie side by side.
+    mask = cast(torch.Tensor, attention_mask)
+    mask = mask[:, :, None] if mask.shape[1] == 1 else mask.unflatten(1, (groups, -1))
+    shares = (scores.view(batch, groups, heads // groups, n, -1) + mask).softmax(-1).view(scores.shape)
+    found = shares[..., :first] @ fixed[1] + shares[..., first:] @ live[1]
     return found.view(batch, heads, n, -1).to(query.dtype).transpose(1, 2).contiguous(), None
 
 

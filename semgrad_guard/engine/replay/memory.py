@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -59,6 +60,14 @@ def unless_memory_runs_out(work: Callable[[], T]) -> T | None:
             raise
     give_back_memory()
     return None
+
+
+def as_memory_allows(work: Callable[[Sequence[R]], Sequence[T]], rows: Sequence[R]) -> list[T | None]:
+    """The results of `work` for rows together; where memory runs out one by one, and None for one without room."""
+    found = unless_memory_runs_out(lambda: work(rows))
+    if found is not None:
+        return list(found)
+    return [None] if len(rows) == 1 else [one for row in rows for one in as_memory_allows(work, [row])]
 
 
 def give_back_memory() -> None:

@@ -19,19 +19,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.graph import allow_mutation_on_saved_tensors
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache, DynamicLayer
 
 from semgrad_guard.engine.replay.kernels import attending
-from semgrad_guard.engine.replay.tape import Row, Span, Tape
+from semgrad_guard.engine.replay.tape import Recorder, Row, Span, Tape
 from semgrad_guard.engine.replay.twin import CACHE, InputHook, Twin, replaced
 
 Graph = tuple[torch.Tensor, list[torch.Tensor]]
@@ -109,21 +109,53 @@ def replay(twin: Twin, rows: Sequence[Row], span: Sequence[int], *, fits: bool =
 
 @contextmanager
 def continued(twin: Twin, row: Row, span: Sequence[int]) -> Iterator[Graph]:
-    """The graph of a whole answer by the model's own call, from a cache that ends where live positions begin."""
+    """The graph of a whole answer by the model's own call, from a cache that ends where live positions begin.
+
+    It begins with the span's first layer where a tape holds the states that this was given.
+    """
     ids = torch.tensor([row.ids[: row.end]], device=twin.device)
     (begin, end) = row.live[0]
     is_kept = row.tape is not None and row.tape.begin == begin
+    kept = row.taped.hidden(row.live)[None] if is_kept and row.taped.layer == span[0] and row.taped.end >= end else None
     twin.reset()
     cache = copy.deepcopy(row.taped.cut) if is_kept else cut_cache(twin, ids[:, :begin])
-    hidden, table = _leaves(span)
+    for layer in getattr(cache, "layers", ()):
+        states = {name: value for name, value in vars(layer).items() if name in _STATES}
+        vars(layer).update({name: _Copies(value) for name, value in states.items()})
+    hidden, table = _leaves(span, kept)
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
-        # A layer's state is written over in its cache, while the backward pass needs the one before.
-        stack.enter_context(allow_mutation_on_saved_tensors())
+        stack.enter_context(twin.above(0 if kept is None else span[0]))
         found = stack.enter_context(twin.headless())
         with twin.watching(table):
-            twin.call(ids[:, begin:], cache=cache)
+            twin.call(ids[:, begin : row.end if kept is None else end], cache=cache)
         yield found[0][0, row.begin - 1 - begin : end - begin], [hidden[layer] for layer in span]
+
+
+@torch.no_grad()
+def written(twin: Twin, row: Row, layer: int) -> Row:
+    """A whole answer on the tape that writing it leaves for `continued`: h^(k) of its live positions, k = `layer`."""
+    ids, recorder = torch.tensor([row.ids[: row.end]], device=twin.device), Recorder(layer)
+    (begin, end) = row.live[0]
+    twin.reset()
+    cut = cut_cache(twin, ids[:, :begin])
+    with twin.headless(), twin.watching({layer: recorder.see_hidden}):
+        twin.call(ids[:, begin:end], cache=copy.deepcopy(cut))
+    return replace(row, tape=Tape(((recorder, 0),), begin, row.prompt - 1, (), cut=cut))
+
+
+_STATES = ("conv_states", "recurrent_states")  # of a layer of transformers' caches
+
+
+class _Copies(dict[int, "torch.Tensor | None"]):
+    """A layer's states, handed out as copies.
+
+    The library writes a new state over the one before, which the backward pass needs; a single call needs no new one.
+    """
+
+    def __getitem__(self, number: int) -> torch.Tensor | None:
+        state = super().__getitem__(number)
+        return None if state is None else state.clone()
 
 
 @torch.no_grad()

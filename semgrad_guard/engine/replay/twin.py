@@ -14,7 +14,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -287,8 +287,7 @@ _WITHOUT_AUTOGRAD = {"support_avx512bf16_for_cpu": False}
 def weight_sharing_copy(model: nn.Module) -> nn.Module:
     """A deep copy in evaluation mode over the same weights: no parameter requires a gradient, backward hooks are gone.
 
-    Forward hooks stay (a steered model is scored as it answers). Bound methods work on the copy's modules. A compiled
-    module is taken as it was before `torch.compile`.
+    Forward hooks stay (a steered model is scored as it answers). Bound methods work on the copy's modules.
     """
     modules = list(model.modules())
     _require_no_functions(modules)
@@ -298,28 +297,22 @@ def weight_sharing_copy(model: nn.Module) -> nn.Module:
         owners = [getattr(hook, "__self__", None) for name in HOOKS for hook in getattr(module, name).values()]
         memo.update({id(owner): owner for owner in owners if owner is not None and not isinstance(owner, nn.Module)})
     try:
-        for compiled in [module for module in modules if "_orig_mod" in module._modules]:
-            memo[id(compiled)] = copy.deepcopy(compiled._modules["_orig_mod"], memo)
-        twin = memo[id(model)] if id(model) in memo else copy.deepcopy(model, memo)
+        twin = copy.deepcopy(model, memo)
     except (TypeError, RuntimeError, AttributeError, RecursionError) as error:
         raise UnsupportedModelError(
             f"this {type(model).__name__} cannot be copied, and so not be scored without touching it: {error}. Remove "
             "the attribute or hook that holds what cannot be copied (a lock, a file, a tensor with a graph)."
         ) from error
     for module in twin.modules():
-        _make_ready(module, memo)
+        _make_ready(module)
     return twin.eval()
 
 
-def _make_ready(module: nn.Module, memo: Mapping[int, Any]) -> None:
+def _make_ready(module: nn.Module) -> None:
     """Settle, in a copied module, all that a deep copy leaves to the original."""
     module._backward_hooks.clear()
     module._backward_pre_hooks.clear()
     state = vars(module)
-    for name, value in list(state.items()):
-        inner = innermost(value)
-        if isinstance(inner, MethodType) and inner is not value:
-            state[name] = MethodType(inner.__func__, memo.get(id(inner.__self__), inner.__self__))
     state.update({name: value for name, value in _WITHOUT_AUTOGRAD.items() if name in state})
     if "generation_config" in state:  # `generate` takes options that it is not given from there
         state["generation_config"] = GenerationConfig()
@@ -352,30 +345,23 @@ def _over_the_same_numbers(parameter: nn.Parameter) -> nn.Parameter:
     return twin
 
 
-def innermost(function: Any) -> Any:
-    """The function that `torch.compile` was given; any other value itself."""
-    while getattr(function, "_torchdynamo_wrapper_id", None) == id(function):
-        function = function._torchdynamo_orig_callable
-    return function
-
-
 def _require_no_functions(modules: Sequence[nn.Module]) -> None:
     """Return unless a plain function replaces a method of one module: it would run that very module, not the copy.
 
     Raises:
-        UnsupportedModelError: one does, or a compiled module's wrapper has hooks.
+        UnsupportedModelError: one does, or a module is compiled.
     """
     for module in modules:
-        if "_orig_mod" in module._modules and any(getattr(module, name) for name in HOOKS):
+        if "_orig_mod" in module._modules:
             raise UnsupportedModelError(
-                "a compiled module has hooks of its own: register them on the module that torch.compile was given"
+                "a module of this model is compiled, and compiled code runs the module that it was made of, not the "
+                "copy that is scored. Give the model as it was before torch.compile (its _orig_mod)."
             )
         for name, value in vars(module).items():
-            inner = innermost(value)
-            if isinstance(inner, FunctionType) and callable(getattr(type(module), name, None)):
+            if isinstance(value, FunctionType) and callable(getattr(type(module), name, None)):
                 kind = type(module).__name__
                 raise UnsupportedModelError(
-                    f"{kind}.{name} was replaced on one object by the function {inner.__qualname__}, which would run "
+                    f"{kind}.{name} was replaced on one object by the function {value.__qualname__}, which would run "
                     f"that very {kind} and not the copy that is scored. Bind the function to the module, "
                     f"module.{name} = types.MethodType(function, module), or use a forward hook, or load the model "
                     "again."

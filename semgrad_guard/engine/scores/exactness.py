@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar, cast
@@ -24,10 +24,18 @@ from torch import nn
 
 from semgrad_guard.engine.objective import LogitTransform, Objective
 from semgrad_guard.engine.replay.memory import Memory, is_out_of_memory
+from semgrad_guard.engine.replay.replay import written
 from semgrad_guard.engine.replay.tape import Row, cache_bytes, growing_cache, read
 from semgrad_guard.engine.replay.twin import Twin
-from semgrad_guard.engine.scores.gradients import NO_GRADIENT, GradientScores, deviation, replayed, tolerance_of
-from semgrad_guard.engine.scores.observed import Observation, observed_layer
+from semgrad_guard.engine.scores.gradients import (
+    NO_GRADIENT,
+    GradientScores,
+    Observation,
+    deviation,
+    observed_layer,
+    replayed,
+    tolerance_of,
+)
 from semgrad_guard.engine.scores.ordinary import Ordinary, no_gradient
 from semgrad_guard.errors import AnswerInterruptedError, SemGradGuardError, UnsupportedModelError
 
@@ -48,7 +56,8 @@ class Exactness:
     `way` is the cheapest that is exact for whole answers, `in_context` the one for a response with context, None where
     keys and values cannot be constants. `deviation` is how far it was off; None where nothing could be compared (broken
     weights). `joins`: answers may join and leave a batch that is being written. `transform` follows the head,
-    `token_axis` is that of hidden states. `token_bytes` is the size of a token's keys and values, where they can.
+    `token_axis` is that of hidden states. `begins`: a continuation may begin with states that writing kept.
+    `token_bytes` is the size of a token's keys and values, where they can.
     """
 
     way: Way = "ordinary"
@@ -57,6 +66,7 @@ class Exactness:
     deviation: float | None = 0.0
     transform: LogitTransform = field(default_factory=LogitTransform)
     token_axis: int = 1
+    begins: bool = False
     token_bytes: int = 0
 
     def stepped_down(self) -> Exactness:
@@ -75,23 +85,16 @@ def scores_by(
     memory: Memory,
     fits: bool = True,
 ) -> list[GradientScores]:
-    """The scores of rows in one way; those that are replayed as rows are on tape."""
+    """The scores of rows in one way; those without tapes are read first where that takes one."""
+    span = objective.span(twin.architecture.n_layers)
     if way == "ordinary":
-        span = objective.span(twin.architecture.n_layers)
         return [Ordinary(twin, row, span).scores(objective) for row in rows]
-    if way == "rows":
-        return replayed(twin, rows, objective, transform=known.transform, memory=memory, fits=fits)
-    options: dict[str, Any] = {"transform": known.transform, "memory": memory, "token_axis": known.token_axis}
-    return [replayed(twin, [row], objective, **options)[0] for row in rows]
-
-
-def scores_of_texts(
-    way: Way, twin: Twin, rows: Sequence[Row], objective: Objective, *, known: Exactness, memory: Memory
-) -> list[GradientScores]:
-    """The same from the texts alone."""
-    if way == "rows":
-        rows = read(twin, rows, objective.span(twin.architecture.n_layers)[0], memory=memory)
-    return scores_by(way, twin, rows, objective, known=known, memory=memory)
+    options: dict[str, Any] = {"transform": known.transform, "memory": memory}
+    if way == "continued":
+        return [replayed(twin, [row], objective, token_axis=known.token_axis, **options)[0] for row in rows]
+    if any(row.tape is None for row in rows):
+        rows = read(twin, rows, span[0], memory=memory)
+    return replayed(twin, rows, objective, fits=fits, **options)
 
 
 def checked(twin: Twin, model: nn.Module) -> Exactness:
@@ -104,14 +107,14 @@ def checked(twin: Twin, model: nn.Module) -> Exactness:
     if check.long[1].reason is not None:
         return replace(found, deviation=None)
     if twin.layers and twin.head.weight.dtype.itemsize < torch.float32.itemsize:
-        found = _attempted(lambda: _by_wide_copy(check, model), check.complain) or found  # else it is unchecked
+        found = check.attempted(lambda: _by_wide_copy(check, model)) or found  # else it is unchecked
     elif twin.layers:
         found = check.found()
     if found.way == "ordinary":
         logger.warning(
             "semgrad-guard scores this model by its ordinary call: %s", check.why or "its layers are unknown"
         )
-    joins = found.way == "rows" and check.stands_alone()
+    joins = found.way == "rows" and bool(check.attempted(check.rows_agree))  # unknown is no
     return replace(found, joins=joins, token_bytes=token_bytes(twin) if joins else 0)
 
 
@@ -172,6 +175,10 @@ class _Check:
             if (off := self.off(way, rows[:count], expected[:count], known)) is not None:
                 known = replace(known, way=way, deviation=off)
                 break
+        if known.way == "continued":
+            taped = self.attempted(lambda: written(self._twin, rows[0], self._span[0]))
+            begins = taped is not None and self.off("continued", [taped], expected[:1], known) is not None
+            known = replace(known, begins=begins)
         return replace(known, in_context=self._in_context(known))
 
     def _in_context(self, known: Exactness) -> Way | None:
@@ -179,7 +186,7 @@ class _Check:
         if not self._twin.architecture.attends:
             return None
         row = self.row(before=_CONTEXT, in_context=True)
-        expected = _attempted(lambda: self._called(row)[1], self.complain)
+        expected = self.attempted(lambda: self._called(row)[1])
         plain = self._called(replace(row, in_context=False))[1]
         # Of the numbers, context changes none but SemGrad.
         if (
@@ -191,9 +198,8 @@ class _Check:
 
     def off(self, way: Way, rows: Sequence[Row], expected: Sequence[GradientScores], known: Exactness) -> float | None:
         """How far a way is off; None if that is too far, or it fails."""
-        found = _attempted(
-            lambda: scores_of_texts(way, self._twin, rows, self._objective, known=known, memory=Memory()), self.complain
-        )
+        options: dict[str, Any] = {"known": known, "memory": Memory()}
+        found = self.attempted(lambda: scores_by(way, self._twin, rows, self._objective, **options))
         if found is None:
             return None
         off = max(deviation(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
@@ -202,9 +208,17 @@ class _Check:
         self.why = f"{way} disagree with autograd by {off:.1%}"
         return None
 
-    def complain(self, error: Exception) -> None:
-        """Note why something fails."""
-        self.why = f"it fails with {error!r}"
+    def attempted(self, work: Callable[[], T]) -> T | None:
+        """The result of `work`; None where it fails, for unknown model code may fail in any way."""
+        try:
+            return work()
+        except AnswerInterruptedError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):  # no matter of the way
+                raise
+            self.why = f"it fails with {error!r}"
+            return None
 
     def _called(self, row: Row) -> tuple[Ordinary, GradientScores]:
         """The ordinary call on a row, and its scores.
@@ -226,12 +240,9 @@ class _Check:
                 "itself; if it does, its code rules a gradient score out."
             ) from error
 
-    def stands_alone(self) -> bool:
+    def rows_agree(self) -> bool:
         """Whether rows that are written together, padded on the left, give the logits that each gives alone, cached
-        steps included; unknown is no."""
-        return bool(_attempted(self._rows_agree, self.complain))
-
-    def _rows_agree(self) -> bool:
+        steps included."""
         lengths = (_PROMPT, _SHORT_PROMPT)
         rows = [list(self.row(shift=place).ids[:length]) for place, length in enumerate(lengths)]
         together = _steps(self._twin, rows)
@@ -244,19 +255,6 @@ class _Check:
                 if ours[place].argmax() != alone[0].argmax():
                     break  # a tie that fell the other way: from here on texts may differ
         return True
-
-
-def _attempted(work: Callable[[], T], complain: Callable[[Exception], None]) -> T | None:
-    """The result of `work`; None where it fails, for unknown model code may fail in any way."""
-    try:
-        return work()
-    except AnswerInterruptedError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error):  # no matter of the way
-            raise
-        complain(error)
-        return None
 
 
 @torch.no_grad()
@@ -342,13 +340,11 @@ def wide_copy(model: nn.Module, wider: torch.dtype) -> Twin:
 
 
 def _represented(layers: Sequence[nn.Module]) -> set[int]:
-    """The layers that others of their kind represent: all but the first below, and the first and the last above."""
-    first = observed_layer(len(layers))
-    kinds: dict[tuple[bool, Hashable], list[int]] = {}
+    """The layers that others of their kind represent: all but the first of each in either half, and the last."""
+    first, represent = observed_layer(len(layers)), dict[tuple[bool, Hashable], int]()
     for place, layer in enumerate(layers):
-        kinds.setdefault((place < first, _kind(layer)), []).append(place)
-    kept = {place for (below, _), places in kinds.items() for place in (places[0], places[0 if below else -1])}
-    return set(range(len(layers))) - kept
+        represent.setdefault((place < first, _kind(layer)), place)
+    return set(range(len(layers) - 1)) - set(represent.values())
 
 
 def _kind(layer: nn.Module) -> Hashable:
@@ -370,43 +366,7 @@ def _plain_map(quantized: nn.Module, wider: torch.dtype, generator: torch.Genera
     return plain
 
 
-# Which real scores are compared with the ordinary call (`scorer.py`), and when two of them disagree.
-
-Kind = Literal["gradient", "context", "padded", "forward"]
-"""Whether a gradient score is verified, one of a response with context, one of a text that was scored together with
-longer ones, or numbers of the forward pass alone."""
-
-ROUNDING = 0.01
-"""A difference in float32 that may be rounding alone, where a token's gradient is ill-conditioned."""
 _CERTAIN = 0.01  # nats of an answer below which its gradient's digits are those of rounding
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """Numbers of a row that may have to be verified."""
-
-    row: Row
-    numbers: GradientScores | Observation
-    way: Way = "rows"
-
-
-Suspicion = tuple[Kind, int, Suspect]
-"""The length of the longest text that has a part in a suspect's numbers, by its kind."""
-
-
-def suspected(kinds: Mapping[Kind, Sequence[Suspect]], together: Sequence[Suspect]) -> Iterator[Suspicion]:
-    """Of each kind the longest text, and of those that were read `together` the shortest, where it was padded."""
-    for kind, some in kinds.items():
-        for longest in sorted(some, key=_length)[-1:]:
-            yield kind, longest.row.end, longest
-    width = max(map(_length, together), default=0)
-    for shortest in sorted(together, key=_length)[:1]:
-        if shortest.row.end < width:
-            yield "padded", width, shortest
-
-
-def _length(one: Suspect) -> int:
-    return one.row.end
 
 
 def disagree(ours: GradientScores | Observation, theirs: GradientScores | Observation, tolerance: float) -> bool:

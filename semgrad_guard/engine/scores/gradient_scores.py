@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from semgrad_guard.declared import plain
-from semgrad_guard.engine.objective import Norm, Objective, Variant
+from semgrad_guard.engine.objective import Objective, Variant
 from semgrad_guard.engine.replay.memory import unless_memory_runs_out
 from semgrad_guard.engine.replay.tape import Row
 from semgrad_guard.engine.scores.gradients import GradientScores
@@ -27,9 +27,6 @@ def gradient_scores(
     semantic_token: int,
     variant: Variant = "paper",
     layers: Sequence[int] | None = None,
-    norm: Norm = "l1",
-    weighted: bool = True,
-    last_tokens: int | None = None,
 ) -> GradientScores: ...
 
 
@@ -42,9 +39,6 @@ def gradient_scores(
     semantic_token: int | Sequence[int],
     variant: Variant = "paper",
     layers: Sequence[int] | None = None,
-    norm: Norm = "l1",
-    weighted: bool = True,
-    last_tokens: int | None = None,
 ) -> list[GradientScores]: ...
 
 
@@ -56,9 +50,6 @@ def gradient_scores(
     semantic_token: int | Sequence[int],
     variant: Variant = "paper",
     layers: Sequence[int] | None = None,
-    norm: Norm = "l1",
-    weighted: bool = True,
-    last_tokens: int | None = None,
 ) -> GradientScores | list[GradientScores]:
     """SemGrad, ParaGrad and HybridGrad of a response, written by the model or not.
 
@@ -70,7 +61,6 @@ def gradient_scores(
         variant: "paper" (sum over tokens, layers floor(L/2)+1 .. L-1) or "official" (mean over tokens, the last
             floor(L/2) of layers 0 .. L-1). With tied heads both count the head alone.
         layers: another span, as layer numbers 0 .. L-1.
-        norm, weighted, last_tokens: as in `Objective`.
 
     Returns:
         One `GradientScores`, or a list of them for a list of prompts.
@@ -85,8 +75,7 @@ def gradient_scores(
     places: Any = semantic_token if np.ndim(semantic_token) else [semantic_token] * len(prompts)
     offsets = plain("semantic_token", places, tuple[int, ...])
     scorer = scorer_of(model)
-    span = None if layers is None else tuple(layers)
-    objective = Objective(variant, span, norm=norm, weighted=weighted, last_tokens=last_tokens)
+    objective = Objective(variant, None if layers is None else tuple(layers))
     with scorer.lock:  # one turn, in which the model is looked at once
         unless_memory_runs_out(scorer.exactness)  # a reason that rules every score out comes first
         objective.span(scorer.architecture.n_layers)

@@ -82,16 +82,14 @@ def score_head(
     means = None if transform.softcap else limits / len(head.weight)
     products = Products(states.to(factor_dtype(states)), lengths, objective.norm, means=means)
     by_states = torch.zeros_like(states, dtype=precise_dtype(states))
+    shares, own_shares = (-weights / (1 + distribution.rest))[:, None], weights * distribution.complements(aims)
     for columns in logits.columns():
-        rows = head.weight[columns]
-        sensitivity = states.new_empty(len(states), len(rows), dtype=products.dtype)
-        for tokens, block in logits.block(columns):
-            slopes = None if transform == LogitTransform() else transform.derivative(block)
-            part, local = distribution.part(tokens), targets[tokens] - columns.start
-            hit = ((local >= 0) & (local < len(rows))).nonzero().squeeze(1)
-            piece = block.sub_(part.peak[:, None]).exp_().mul_((-weights[tokens] / (1 + part.rest))[:, None])
-            piece[hit, local[hit]] = (weights[tokens] * part.complements(aims[tokens]))[hit]
-            sensitivity[tokens] = piece if slopes is None else piece.mul_(slopes)
+        rows, block, local = head.weight[columns], logits.block(columns), targets - columns.start
+        slopes = None if transform == LogitTransform() else transform.derivative(block)
+        hit = ((local >= 0) & (local < len(rows))).nonzero().squeeze(1)
+        sensitivity = block.sub_(distribution.peak[:, None]).exp_().mul_(shares)
+        sensitivity[hit, local[hit]] = own_shares[hit]
+        sensitivity = (sensitivity if slopes is None else sensitivity.mul_(slopes)).to(products.dtype)
         add_product(by_states, sensitivity.to(factor_dtype(rows)), rows)
         products.add(sensitivity)
     return HeadScores(
@@ -165,10 +163,8 @@ class Products:
 
 
 _BLOCK = 8192  # vocabulary entries a step on a CPU, fewer where many tokens share it:
-_ELEMENTS = 1 << 22  # n x block of logits that were kept, also on a GPU, where a step costs its launch,
-_FRUGAL_ELEMENTS = 1 << 18  # or of those that are computed, where so little is granted that none can be kept
-_PIECE = 1 << 17  # of them those of a few tokens at a time in float32, which stay in a core's cache
-_ROWS = 1 << 18  # the same of whole rows
+_CACHED = 1 << 18  # logits in float32 that stay in a core's cache
+_ELEMENTS = 1 << 22  # logits of a step on a GPU, where one costs its launch, and of whole rows that are computed
 _REFINED = 32  # logits of a token that are computed again in float32
 
 Rows = torch.Tensor | Sequence[torch.Tensor]
@@ -202,13 +198,10 @@ class Logits:
         self._kept = raw
         self._refined: tuple[torch.Tensor, torch.Tensor] | None = None
         """Entries [n, k] of the vocabulary, and their logits in float32."""
-        cached = states.device.type == "cpu"
-        self._size = max(1, (_FRUGAL_ELEMENTS if cached and raw is None else _ELEMENTS) // n)
+        on_cpu = states.device.type == "cpu"
+        self._size = max(1, min(_BLOCK, _CACHED // n) if on_cpu else _ELEMENTS // n)
         """Vocabulary entries of a block."""
-        self._size = min(_BLOCK, self._size) if cached else self._size
-        self._together = max(1, _PIECE // self._size) if cached and raw is not None else n
-        """Tokens whose logits over one block are taken together."""
-        self._at_once = max(1, (_ROWS if cached and raw is not None else _ELEMENTS) // self._vocabulary)
+        self._at_once = max(1, (_CACHED if on_cpu and raw is not None else _ELEMENTS) // self._vocabulary)
         """Tokens whose logits over the whole vocabulary are taken together."""
 
     def columns(self) -> Iterator[slice]:
@@ -217,17 +210,14 @@ class Logits:
             current_stop().check()
             yield slice(start, min(start + self._size, self._vocabulary))
 
-    def block(self, columns: slice) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Some tokens at a time, and their logits over a block [tokens, block], which are the caller's to overwrite."""
-        n = len(self._states)
-        for begin in range(0, n, self._together):
-            tokens = slice(begin, min(begin + self._together, n))
-            z = self._raw(tokens, columns)
-            if self._refined is not None:
-                places, values = (tensor[tokens] for tensor in self._refined)
-                inside = (places >= columns.start) & (places < columns.stop)
-                z[inside.nonzero()[:, 0], places[inside] - columns.start] = values[inside]
-            yield tokens, self._transform(z)
+    def block(self, columns: slice) -> torch.Tensor:
+        """The logits over a block [n, block], which are the caller's to overwrite."""
+        z = self._raw(slice(None), columns)
+        if self._refined is not None:
+            places, values = self._refined
+            inside = (places >= columns.start) & (places < columns.stop)
+            z[inside.nonzero()[:, 0], places[inside] - columns.start] = values[inside]
+        return self._transform(z)
 
     def survey(self) -> tuple[Distribution, torch.Tensor]:
         """The tokens' distributions, and the logits of the targets [n]."""
@@ -307,10 +297,6 @@ class Distribution:
     def stacked(cls, parts: Sequence[Distribution]) -> Distribution:
         """Those of all parts, one after the other."""
         return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in ("peak", "rest", "moment")))
-
-    def part(self, tokens: slice) -> Distribution:
-        """Those of some tokens."""
-        return Distribution(self.peak[tokens], self.rest[tokens], self.moment[tokens])
 
     @property
     def entropies(self) -> torch.Tensor:

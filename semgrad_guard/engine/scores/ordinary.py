@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
-from semgrad_guard.engine.models.architecture import virtual_tokens
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.replay import FixedLayer
 from semgrad_guard.engine.replay.tape import Row
@@ -46,7 +45,6 @@ class Ordinary:
             output, self._hidden, self.token_axis = _called(twin, row.ids[: row.end], span, **options)
         self._row, self.logits = row, output.logits[0, scored]
         self.raw = raw[-1][0, scored] if raw else None
-        self._start = row.end - self._hidden[0].shape[self.token_axis]
 
     def scores(self, objective: Objective) -> GradientScores:
         """By autograd from the model's own logits to the head's weight and the span."""
@@ -60,7 +58,7 @@ class Ordinary:
                 raise no_gradient()
             loss = terms.mean() if objective.averages else terms.sum()
         by_head, *hidden = self._gradients(loss)
-        semgrad, grid = reduced(self._row, hidden, self._start, objective.norm)
+        semgrad, grid = reduced(self._row, hidden, 0, objective.norm)
         return assembled(
             "ordinary",
             semgrad=semgrad,
@@ -150,8 +148,7 @@ def _called(
                 "which one belongs to which layer is not known. Use a model that runs every layer of its stack on text."
             )
     hidden = [states[layer] for layer in span]
-    # Columns of the model's own may precede the text's: the virtual tokens of a tuned prompt.
-    axes = {_token_axis(own, {len(ids) + virtual for virtual in virtual_tokens(twin.model)}) for own in hidden}
+    axes = {_token_axis(own, len(ids)) for own in hidden}
     axis = axes.pop()
     if axes or axis is None:
         raise UnsupportedModelError(
@@ -170,13 +167,13 @@ def _is_shown(states: torch.Tensor, record: Sequence[torch.Tensor]) -> bool:
     return any(turned.shape == other.shape != states.shape and torch.equal(turned, other) for other in record)
 
 
-def _token_axis(states: torch.Tensor, columns: set[int]) -> int | None:
+def _token_axis(states: torch.Tensor, columns: int) -> int | None:
     """The axis that counts tokens; None where several could, or none.
 
     Usually states are [B, tokens, d], seldom [tokens, B, d]. A model with several residual streams has
     [B, tokens, streams, d] or [streams, B, tokens, d].
     """
     if states.ndim == 3:
-        return next((axis for axis in (1, 0) if states.shape[axis] in columns), None)
-    axes = [axis for axis in (1, 2) if states.shape[axis - 1] not in columns and states.shape[axis] in columns]
+        return next((axis for axis in (1, 0) if states.shape[axis] == columns), None)
+    axes = [axis for axis in (1, 2) if states.shape[axis - 1] != columns and states.shape[axis] == columns]
     return axes[0] if states.ndim == 4 and len(axes) == 1 else None

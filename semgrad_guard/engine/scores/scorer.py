@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,54 +21,53 @@ from torch import nn
 
 from semgrad_guard.engine.interruption import InterruptibleLock
 from semgrad_guard.engine.models.architecture import Architecture
-from semgrad_guard.engine.models.identity import Identity, is_hooked, parts_of, versions_of
+from semgrad_guard.engine.models.identity import Identity, is_hooked, state_of
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.memory import OUT_OF_MEMORY, Memory, unless_memory_runs_out
+from semgrad_guard.engine.replay.memory import OUT_OF_MEMORY, Memory, as_memory_allows, unless_memory_runs_out
 from semgrad_guard.engine.replay.tape import Row, Tape, read
 from semgrad_guard.engine.replay.twin import Twin
 from semgrad_guard.engine.scores.exactness import (
-    ROUNDING,
     WIDER,
     Exactness,
-    Kind,
-    Suspect,
-    Suspicion,
     Way,
     checked,
     disagree,
     scores_by,
-    scores_of_texts,
-    suspected,
     wide_copy,
 )
-from semgrad_guard.engine.scores.gradients import GradientScores, tolerance_of, unscored
-from semgrad_guard.engine.scores.observed import Observation, can_be_observed, observe, observed_layer
+from semgrad_guard.engine.scores.gradients import (
+    GradientScores,
+    Observation,
+    can_be_observed,
+    observe,
+    observed_layer,
+    tolerance_of,
+    unscored,
+)
 from semgrad_guard.errors import UnsupportedModelError
 
 logger = logging.getLogger("semgrad_guard")
 
-WITHOUT_CONTEXT = (
+_WITHOUT_CONTEXT = (
     "the sentences before a sentence are its context by their keys and values, and this model has no such for each "
     "token (its layers keep a state, or take no cache). Take an estimator of likelihoods."
 )
-"""Why no sentence of a model can be scored in context."""
-
-_STATES = 4  # states of a model whose self-checks are remembered: with and without an adapter, for example
 _READ = 1 << 13  # tokens of texts that are read in one pass, padding counted
 _LIMITS = ("window", "chunk", "max_position")  # parts of the names of settings that bound lengths
 
 
 @dataclass(eq=False)
 class _State:
-    """The model as it was at one moment: its parts, the twin of them, and the findings about it."""
+    """The model as it was at one look: what that saw, the twin, and the findings about it.
 
-    parts: list[Any]
-    versions: list[int]
+    `verified` are the tokens of the longest text whose numbers of one kind were compared with the ordinary call.
+    """
+
+    seen: Hashable
     twin: Twin
     exactness: Exactness | None = None
     fingerprint: str | None = None
-    verified: dict[tuple[Kind, int], int] = field(default_factory=dict[tuple[Kind, int], int])
-    """By the kind of number and the first layer that it needs: the tokens of the longest text that was verified."""
+    verified: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
 
 
 class Scorer:
@@ -79,7 +78,7 @@ class Scorer:
         # Weak: a table of scorers must not keep a model alive that its owner has dropped.
         self._model = weakref.ref(model)
         self._identity = Identity(model)
-        self._states: list[_State] = []  # the one in use comes first
+        self._state: _State | None = None
         self._looked_in_turn, self._epoch = 0, object()
         self._current()
 
@@ -129,8 +128,7 @@ class Scorer:
     def refresh(self) -> None:
         """Take the model as it is now: after any change of it that is not noticed by itself."""
         with self.lock:
-            self._states = []
-            self._looked_in_turn = -1
+            self._state, self._looked_in_turn = None, -1
             self._current()
 
     def trust(self) -> None:
@@ -144,32 +142,26 @@ class Scorer:
     def _current(self) -> _State:
         """The model as it is in this turn of the lock."""
         with self.lock:
-            if self._looked_in_turn != self.lock.turn:
+            if self._state is None or self._looked_in_turn != self.lock.turn:
                 with clean_slate():
-                    self._look()
+                    self._state = self._look()
                 self._looked_in_turn = self.lock.turn
-            return self._states[0]
+            return self._state
 
-    def _look(self) -> None:
-        """Find out whether the owner has changed anything since the last turn."""
+    def _look(self) -> _State:
+        """What is known of the model; nothing yet, where its owner has changed anything since the last turn."""
         model = self._model()
         if model is None:
             raise RuntimeError("the scored model no longer exists")
-        parts, versions = parts_of(model), versions_of(model)
-        state = next((known for known in self._states if known.parts == parts), None)
-        changed = state is None or state is not self._states[0] or state.versions != versions
-        if state is None:
-            state = _State(parts, versions, Twin(model))
-        if state.versions != versions:  # a check holds, unless it failed
-            failed = state.exactness is not None and state.exactness.deviation is None
-            state.versions, state.fingerprint = versions, None
-            state.exactness = None if failed else state.exactness
-        if changed:
-            self._epoch = object()
-            self._states = [state, *(known for known in self._states if known is not state)][:_STATES]
-            if is_hooked(model):  # a hook may refer to the model: no table may hold its twin strongly
-                with _scorers_lock:
-                    _scorers[model] = weakref.ref(self)
+        seen = state_of(model)
+        if self._state is not None and self._state.seen == seen:
+            return self._state
+        found = _State(seen, Twin(model))
+        self._epoch = object()
+        if is_hooked(model):  # a hook may refer to the model: no table may hold its twin strongly
+            with _scorers_lock:
+                _scorers[model] = weakref.ref(self)
+        return found
 
     # Which ways are exact.
 
@@ -198,15 +190,6 @@ class Scorer:
         found = self.if_checked()
         return found is not None and found.joins
 
-    def require_context(self) -> None:
-        """Return if sentences can be scored in context.
-
-        Raises:
-            UnsupportedModelError: this model has no keys and values of its own for each token.
-        """
-        if self.exactness().in_context is None:
-            raise UnsupportedModelError(WITHOUT_CONTEXT)
-
     def way_of(self, row: Row) -> Way:
         """How a row is scored."""
         known, limit = self.exactness(), self.architecture.fixed_positions
@@ -227,31 +210,20 @@ class Scorer:
             if unless_memory_runs_out(self.exactness) is None:  # a reason that rules every score out comes first
                 return [unscored("ordinary", OUT_OF_MEMORY) for _ in rows]
             first = objective.span(self.architecture.n_layers)[0]
-            if any(row.in_context for row in rows):
-                self.require_context()
-            ways: list[Way] = [self.way_of(row) for row in rows]
-            by_rows = [place for place, way in enumerate(ways) if way == "rows"]
-            rows = self._with_fresh_tapes(rows)
-            taped = self._read([rows[place] for place in by_rows], first, lambda row, tape: row.is_on(tape, first))
+            if self.exactness().in_context is None and any(row.in_context for row in rows):
+                raise UnsupportedModelError(_WITHOUT_CONTEXT)
+            by_way: dict[tuple[Way, bool], list[int]] = {}
+            for place, row in sorted(enumerate(rows), key=lambda numbered: -numbered[1].live_count):
+                by_way.setdefault((self.way_of(row), row.in_context), []).append(place)
             found: dict[int, GradientScores] = {}
-            for group in self._groups(dict(zip(by_rows, taped, strict=True)), first):
-                found.update(zip(group, self._scored([*group.values()], "rows", objective), strict=True))
-            for place, (row, way) in enumerate(zip(rows, ways, strict=True)):
-                if way != "rows":
-                    (found[place],) = self._scored([row], way, objective)
-            replayed = [
-                Suspect(row, found[place], way)
-                for place, (row, way) in enumerate(zip(rows, ways, strict=True))
-                if way != "ordinary" and found[place].reason is None
-            ]
-            kinds: dict[Kind, list[Suspect]] = {
-                "gradient": [one for one in replayed if not one.row.in_context],
-                "context": [one for one in replayed if one.row.in_context],
-            }
-            suspects = suspected(kinds, [one for one in replayed if one.way == "rows"])
-            if self._are_confirmed(suspects, first, objective):
-                return [found[place] for place in range(len(rows))]
-            return self.score(rows, objective)
+            for (way, in_context), places in by_way.items():
+                own = [rows[place] for place in places]
+                scores = self._scored(own, way, objective)
+                pairs = list(zip(own, scores, strict=True))
+                if way != "ordinary" and not self._are_confirmed(pairs, (in_context, first), objective, way):
+                    return self.score(rows, objective)
+                found.update(zip(places, scores, strict=True))
+            return [found[place] for place in range(len(rows))]
 
     def observe(self, rows: Sequence[Row], *, own: bool = False) -> list[Observation]:
         """The evidence of every row's own tokens without a gradient; `own`: the tokens' own states are averaged."""
@@ -259,37 +231,46 @@ class Scorer:
         with self.lock, clean_slate():
             if unless_memory_runs_out(self.exactness) is None:
                 return [without] * len(rows)
+            rows = [replace(row, in_context=False) for row in rows]
             n_layers, transform = self.architecture.n_layers, self.exactness().transform
-            if any(self.way_of(replace(row, in_context=False)) == "ordinary" for row in rows):
-                found = self.score([replace(row, in_context=False) for row in rows], Objective(layers=(n_layers - 1,)))
+            if any(self.way_of(row) == "ordinary" for row in rows):
+                found = self.score(rows, Objective(layers=(n_layers - 1,)))
                 return [Observation(one.log_probs, one.entropies, reason=one.reason) for one in found]
             layer = observed_layer(n_layers)
-            rows = self._with_fresh_tapes(rows)
             taped = self._read(rows, layer, lambda row, tape: can_be_observed(row, tape, layer, own=own), keys=False)
-            seen = [
-                (row.tape and unless_memory_runs_out(lambda row=row: observe(self.twin, row, transform, own=own)))
-                or without
-                for row in taped
-            ]
-            pairs = list(zip(taped, rows, seen, strict=True))
-            written = [Suspect(row, one) for row, given, one in pairs if row.tape and row.tape is given.tape]
-            read_here = [Suspect(row, one) for row, given, one in pairs if row.tape is not given.tape]
-            if self._are_confirmed(suspected({"forward": written}, read_here), layer):
+
+            def attempt(some: Sequence[Row]) -> list[Observation]:
+                return [observe(self.twin, row, transform, own=own) if row.tape else without for row in some]
+
+            seen = [one or without for one in as_memory_allows(attempt, taped)]
+            if self._are_confirmed(list(zip(rows, seen, strict=True)), ("observed", layer)):
                 return seen
             return self.observe([replace(row, tape=None) for row in rows], own=own)
 
     def _scored(self, rows: Sequence[Row], way: Way, objective: Objective) -> list[GradientScores]:
-        """The scores of rows together; where memory runs out one by one, and one that has no room has no score."""
+        """The scores of rows, long ones first. As many as fit share a replay; one that has no room has no score."""
         known, first = self.exactness(), objective.span(self.architecture.n_layers)[0]
-        fits = len(rows) * max(row.live_count for row in rows) <= self._most_positions(first)
-        if way != "rows" or all(row.tape for row in rows):
-            options: dict[str, Any] = {"known": known, "memory": self.memory, "fits": fits}
-            if found := unless_memory_runs_out(lambda: scores_by(way, self.twin, rows, objective, **options)):
-                off = 0.0 if way == "ordinary" and known.deviation is not None else known.deviation
-                return [replace(one, deviation=off) for one in found]
-        if len(rows) > 1:
-            return [one for row in rows for one in self._scored([row], way, objective)]
-        return [unscored("ordinary" if way == "ordinary" else "replay", OUT_OF_MEMORY)]
+        most, without = (
+            self._most_positions(first),
+            unscored("ordinary" if way == "ordinary" else "replay", OUT_OF_MEMORY),
+        )
+        off = 0.0 if way == "ordinary" and known.deviation is not None else known.deviation
+
+        def attempt(some: Sequence[Row]) -> list[GradientScores]:
+            fits = len(some) * max(row.live_count for row in some) <= most
+            return scores_by(way, self.twin, some, objective, known=known, memory=self.memory, fits=fits)
+
+        if way == "rows":
+            left = self._read(rows, first, lambda row, tape: row.is_on(tape, first))
+        else:
+            left = [self._fresh(row) for row in rows]
+        found: list[GradientScores] = []
+        while left:
+            count = max(1, most // left[0].live_count) if way == "rows" else 1
+            some = as_memory_allows(attempt, left[:count])
+            found += [without if one is None else replace(one, deviation=off) for one in some]
+            left = left[count:]
+        return found
 
     def _most_positions(self, first: int) -> int:
         """At how many positions the states of the layers from `first` on are kept for a backward pass.
@@ -300,18 +281,9 @@ class Scorer:
         one = sum((p.shape[-1] + p.shape[-2]) * p.dtype.itemsize for p in matrices)
         return self.memory.activations // max(1, one)
 
-    def _groups(self, rows: Mapping[int, Row], first: int) -> Iterator[dict[int, Row]]:
-        """The rows that share a replay, by their places: as many as fit, long ones first."""
-        most = self._most_positions(first)
-        left = sorted(rows.items(), key=lambda one: -one[1].live_count)
-        while left:
-            count = max(1, most // left[0][1].live_count)
-            yield dict(left[:count])
-            left = left[count:]
-
-    def _with_fresh_tapes(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows without tapes of the model as it was before a change."""
-        return [row if row.tape and row.tape.epoch in (None, self._epoch) else replace(row, tape=None) for row in rows]
+    def _fresh(self, row: Row) -> Row:
+        """The row without a tape of the model as it was before a change."""
+        return row if row.tape and row.tape.epoch in (None, self._epoch) else replace(row, tape=None)
 
     def _read(
         self, rows: Sequence[Row], layer: int, is_left: Callable[[Row, Tape], bool], *, keys: bool = True
@@ -320,7 +292,8 @@ class Scorer:
 
         A row for whose text there is no room has none.
         """
-        found = [row if row.tape and is_left(row, row.tape) else replace(row, tape=None) for row in rows]
+        found = [self._fresh(row) for row in rows]
+        found = [row if row.tape and is_left(row, row.tape) else replace(row, tape=None) for row in found]
         missing = sorted((place for place, row in enumerate(found) if row.tape is None), key=lambda n: -rows[n].end)
         while missing:
             longest = rows[missing[0]].end
@@ -332,74 +305,84 @@ class Scorer:
         return found
 
     def _tapes(self, rows: Sequence[Row], layer: int, *, keys: bool) -> Sequence[Row]:
-        taped = unless_memory_runs_out(
-            lambda: read(self.twin, rows, layer, memory=self.memory, epoch=self._epoch, keys=keys)
-        )
-        if taped is not None or len(rows) == 1:
-            return taped or rows
-        return [one for row in rows for one in self._tapes([row], layer, keys=keys)]
+        def attempt(some: Sequence[Row]) -> list[Row]:
+            return read(self.twin, some, layer, memory=self.memory, epoch=self._epoch, keys=keys)
+
+        return [taped or row for taped, row in zip(as_memory_allows(attempt, rows), rows, strict=True)]
 
     # Real scores are compared with the ordinary call.
 
-    def _is_due(self, length: int, kind: tuple[Kind, int]) -> bool:
-        """Whether a text has to be verified: the first, one twice as long, one beyond a limit for the first time."""
-        known = self._current().verified.get(kind, 0)
-        if known >= length:  # as most are: the configuration need not be read
-            return False
-        return length >= 2 * known or any(known <= limit < length for limit in self._limits)
+    def _are_confirmed(
+        self,
+        pairs: Sequence[tuple[Row, GradientScores | Observation]],
+        kind: tuple[Hashable, int],
+        objective: Objective | None = None,
+        way: Way = "rows",
+    ) -> bool:
+        """Whether the ordinary call agrees with numbers of one kind, where they have to be verified.
 
-    @property
-    def _limits(self) -> list[int]:
-        """Lengths in the configuration that code may branch on."""
-        config: Any = self.twin.model.config
-        settings: Mapping[str, Any] = config.get_text_config(decoder=True).to_dict()
-        named = [value for name, value in settings.items() if any(part in name for part in _LIMITS)]
-        return [value for value in named if type(value) is int and value > 0]
-
-    def _are_confirmed(self, suspects: Iterator[Suspicion], first: int, objective: Objective | None = None) -> bool:
-        """Whether the ordinary call agrees with those that are due; else nothing but it is trusted from now on."""
-        for kind, width, one in suspects:
-            if not self._is_due(width, (kind, first)):
-                continue
-            contradicts = unless_memory_runs_out(lambda one=one: self._contradicts(one, objective))
+        It is asked about the longest text, and the shortest of several, which was padded. Where it contradicts, nothing
+        but it is trusted from now on.
+        """
+        ordered = sorted((pair for pair in pairs if pair[1].reason is None), key=lambda pair: pair[0].end)
+        if not ordered:
+            return True
+        longest, state, kind_here = ordered[-1][0].end, self._current(), (*kind, len(ordered) > 1)
+        if not self._is_due(longest, state.verified.get(kind_here, 0)):
+            return True
+        for row, numbers in (ordered[-1], *ordered[:-1][:1]):
+            contradicts = unless_memory_runs_out(
+                lambda row=row, numbers=numbers: self._contradicts(row, numbers, objective, way)
+            )
             if contradicts:
                 logger.warning(
-                    "semgrad-guard steps down to the ordinary call: a replay of %d tokens is not exact", width
+                    "semgrad-guard steps down to the ordinary call: a replay of %d tokens is not exact", longest
                 )
-                self._current().exactness = self.exactness().stepped_down()
+                state.exactness = self.exactness().stepped_down()
                 return False
             if contradicts is not None:
-                self._current().verified[kind, first] = width
+                state.verified[kind_here] = longest
         return True
 
-    def _contradicts(self, one: Suspect, objective: Objective | None) -> bool:
+    def _is_due(self, length: int, verified: int) -> bool:
+        """Whether a text has to be verified: the first, one twice as long, one beyond a limit for the first time.
+
+        Limits are the lengths in the configuration that code may branch on.
+        """
+        if verified >= length:  # as most are: the configuration need not be read
+            return False
+        config: Any = self.twin.model.config
+        settings: Mapping[str, Any] = config.get_text_config(decoder=True).to_dict()
+        limits = [value for name, value in settings.items() if any(part in name for part in _LIMITS)]
+        crossed = (type(limit) is int and max(verified, 1) <= limit < length for limit in limits)
+        return length >= 2 * verified or any(crossed)
+
+    def _contradicts(
+        self, row: Row, numbers: GradientScores | Observation, objective: Objective | None, way: Way
+    ) -> bool:
         """Whether a row's numbers are not those of the ordinary call.
 
         Half precision's own rounding would hide an error, and float32's may look like one: a copy in a wider format
         decides.
         """
-        row, twin, model, dtype = replace(one.row, tape=None), self.twin, self._model(), self.twin.head.weight.dtype
-        options: dict[str, Any] = {"known": self.exactness(), "memory": self.memory}
-        is_half = dtype.itemsize < torch.float32.itemsize
-        if objective is None or is_half or row.end > self._most_positions(0):
+        row, dtype, known = replace(row, tape=None), self.twin.head.weight.dtype, self.exactness()
+        if objective is None or row.end > self._most_positions(0):
             # No gradient, or no room for a backward pass through the whole text: likelihoods from one pass.
             (again,) = self._tapes([row], observed_layer(self.architecture.n_layers), keys=False)
-            seen = None if again.tape is None else observe(twin, again, self.exactness().transform)
-            contradicts = seen is not None and disagree(one.numbers, seen, tolerance_of(dtype))
-            if objective is None or contradicts or seen is None or not is_half:
-                return contradicts
-        else:
-            (expected,) = scores_of_texts("ordinary", twin, [row], objective, **options)
-            if not disagree(one.numbers, expected, tolerance_of(dtype)):
-                return False
-            if dtype not in WIDER or disagree(one.numbers, expected, ROUNDING):
-                return True
-        if model is None or not twin.layers:
-            return not is_half
+            seen = None if again.tape is None else observe(self.twin, again, known.transform)
+            return seen is not None and disagree(numbers, seen, tolerance_of(dtype))
+
+        def scores(way: Way, twin: Twin) -> GradientScores:
+            return scores_by(way, twin, [row], objective, known=known, memory=self.memory)[0]
+
+        is_half = dtype.itemsize < torch.float32.itemsize
+        if not is_half and not disagree(numbers, scores("ordinary", self.twin), tolerance_of(dtype)):
+            return False
+        model = self._model()
+        if dtype not in WIDER or model is None:
+            return True
         wide = wide_copy(model, WIDER[dtype])
-        (found,) = scores_of_texts(one.way, wide, [row], objective, **options)
-        (expected,) = scores_of_texts("ordinary", wide, [row], objective, **options)
-        return disagree(found, expected, tolerance_of(WIDER[dtype]))
+        return disagree(scores(way, wide), scores("ordinary", wide), tolerance_of(WIDER[dtype]))
 
 
 @contextmanager
