@@ -68,16 +68,6 @@ def usage(generation: Generation) -> UsageMetadata:
     return found
 
 
-def response_metadata(finish_reason: str, verdict: Verdict) -> dict[str, Any]:
-    """The metadata of an answer: plain JSON types only, for caches, checkpointers and traces."""
-    return {
-        "model_name": verdict.details.model,
-        "model_provider": PROVIDER,
-        "finish_reason": finish_reason,
-        METADATA_KEY: verdict.metadata(),
-    }
-
-
 def get_verdict(message: BaseMessage) -> Verdict | None:
     """The verdict on the answer that a message delivers, None if it carries none.
 
@@ -248,10 +238,6 @@ def as_chunk(message: AIMessage) -> AIMessageChunk:
     fields = message.model_dump(exclude={"type", "usage_metadata"})
     unchecked = {"usage_metadata": message.usage_metadata}  # LangChain's cache puts incomplete ones into messages
     return AIMessageChunk(**fields, chunk_position="last").model_copy(update=unchecked)
-
-
-SENTENCES = "semgrad_guard_sentences"
-"""The name under which chunks carry the verdicts on the sentences that end with them."""
 
 
 def logprobs_of(message: BaseMessage) -> Any:

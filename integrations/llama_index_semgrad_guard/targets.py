@@ -15,7 +15,10 @@ from llama_index.core.workflow import Context, HumanResponseEvent, InputRequired
 from llama_index_semgrad_guard.records import Prompt, decided_of, fields_of, text_of
 from semgrad_guard import Verdict
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Reply, Router, Steps, Work, external, off_loop
+from semgrad_guard.guard.flow import Reply
+from semgrad_guard.guard.question import Router
+from semgrad_guard.guard.timing import Steps, Work, off_loop
+from semgrad_guard.guard.verdicts import external
 
 
 class UncertaintyRouterCallback(Router):

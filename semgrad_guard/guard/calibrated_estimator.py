@@ -12,7 +12,6 @@ from semgrad_guard.estimators import KIND_OF, Estimator, HybridGrad
 from semgrad_guard.estimators.gradients import ReplayEstimator
 from semgrad_guard.estimators.learned import FusedStates
 from semgrad_guard.estimators.samples import AskingEstimator
-from semgrad_guard.guard.policy import Policy, judged_by
 from semgrad_guard.named import did_you_mean
 
 
@@ -41,25 +40,20 @@ def estimator_of(calibration: Calibration | None) -> Estimator:
     return found
 
 
-def as_estimator(given: Estimator | str | Calibration | Policy) -> Estimator:
-    """An estimator as it is, or by its name; of a calibration, or of a policy with one, that which it was made for.
+def as_estimator(given: Estimator | str) -> Estimator:
+    """An estimator as it is, or by its name.
 
     Raises:
         InputError: there is none of that name, it is a class, or it needs to be fitted first.
-        CalibrationError: as `estimator_of`.
     """
-    if isinstance(given, Policy):
-        return estimator_of(given.calibration)
-    if isinstance(given, Calibration):
-        return estimator_of(given)
     if isinstance(given, type):
         raise InputError(f"{given.__name__} is a class: pass an object, {given.__name__}(), or its name")
     if isinstance(given, str):
         given = named_estimator(given)
     if isinstance(given, FusedStates) and given.weights is None:
         raise InputError(
-            f"{given.title} learns from graded answers first: calibrate with estimator={given.name!r}, and give the "
-            "calibration in its place"
+            f"{given.title} learns from graded answers first: calibrate with estimator={given.name!r}, and give a "
+            "policy with that calibration"
         )
     return given
 
@@ -75,20 +69,6 @@ def named_estimator(name: str) -> Estimator:
             f"{name!r} is no estimator; there are {', '.join(KIND_OF)}.{did_you_mean(name, tuple(KIND_OF))}"
         ).about("estimator")
     return KIND_OF[name]()
-
-
-def with_unit(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a model; where `estimator` is a calibration by sentence, or a policy with one, its unit as well.
-
-    Raises:
-        InputError: `on_doubt` is given for whole answers.
-    """
-    given = fields.get("estimator")
-    calibration = given.calibration if isinstance(given, Policy) else given
-    if not isinstance(calibration, Calibration):
-        return dict(fields)
-    on_doubt = judged_by(calibration, fields.get("by"), fields.get("on_doubt"))
-    return {**fields, **({} if on_doubt is None else {"by": "sentence", "on_doubt": on_doubt})}
 
 
 def require_by_sentence(estimator: Estimator) -> None:

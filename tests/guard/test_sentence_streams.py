@@ -15,7 +15,7 @@ from semgrad_guard.errors import AnswerFailedError, AnswerInterruptedError, LowC
 from semgrad_guard.estimators import GreatestEntropy, MaxProbability, ParaGrad
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.policy import Terms
-from semgrad_guard.guard.streams import SentencePiece, run_stream, streamed
+from semgrad_guard.guard.streams import SentencePiece, StreamSteps, run_stream, streamed
 from semgrad_guard.guard.timing import Work
 from semgrad_guard.guard.verdicts import unscored
 from semgrad_guard.records import SentenceVerdict, Verdict
@@ -163,46 +163,32 @@ def test_a_change_of_the_model_ends_the_stream(model: FixedModel) -> None:
         handle.remove()
 
 
-class Failing:
-    """An answer of which one sentence has left when its author fails."""
-
-    def __init__(self, pieces: list[Any], end: Any) -> None:
-        self._pieces, self._end = iter(pieces), end
-
-    def next(self) -> Work:
-        return Work(lambda: next(self._pieces, None))
-
-    def draft(self) -> Work:
-        return Work(self._draft)
-
-    def close(self) -> Work:
-        return Work(lambda: None)
-
-    def _draft(self) -> Draft[None]:
-        if isinstance(self._end, Exception):
-            raise self._end
-        return Draft(unscored(self._end, reason="none"), None)
+def failing(pieces: list[str], end: Any) -> StreamSteps[Any, Draft[None]]:
+    """An answer of which these sentences have left when its author ends it, or fails."""
+    yield "raw text"
+    yield from (SentencePiece(text, SentenceVerdict(start=0, end=5)) for text in pieces)
+    if isinstance(end, Exception):
+        raise end
+    return Draft((yield Work(lambda: unscored(end, reason="none"))), None)
 
 
 @pytest.mark.parametrize(
     ("pieces", "end", "shown", "error"),
     [
         ([], AnswerFailedError("gone"), 1, None),  # the abstain message alone
-        ([["Tea. "]], AnswerFailedError("gone"), 1, AnswerFailedError),
-        ([["Tea. "]], "Milk. ", 1, AnswerInterruptedError),
-        ([["Tea. "]], "Tea. Milk. ", 2, None),
+        (["Tea. "], AnswerFailedError("gone"), 1, AnswerFailedError),
+        (["Tea. "], "Milk. ", 1, AnswerInterruptedError),
+        (["Tea. "], "Tea. Milk. ", 2, None),
     ],
 )
 def test_nothing_follows_a_sentence_that_does_not_belong_to_it(
-    pieces: list[Any], end: Any, shown: int, error: type[Exception] | None
+    pieces: list[str], end: Any, shown: int, error: type[Exception] | None
 ) -> None:
     terms = Terms(policy=Policy(threshold=1.0, on_unscored="answer"), on_error="abstain")
-    sentence = SentenceVerdict(start=0, end=5)
-    live = Failing([["raw text"], *[[SentencePiece(text, sentence) for text in some] for some in pieces]], end)
     found: list[Any] = []
     raised: Exception | None = None
     try:
-        for step in run_stream(streamed(terms, live)):
+        for step in run_stream(streamed(terms, failing(pieces, end))):
             found.append(step)
     except Exception as caught:  # noqa: BLE001 - compared below
         raised = caught

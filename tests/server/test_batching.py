@@ -139,9 +139,10 @@ async def test_streams_beside_plain_answers(start: Start, language_model: Langua
     requests = [request(f"q{n}", max_tokens=9 + n, stop=("b",) if n % 2 else ()) for n in range(4)]
 
     async def streamed(wanted: AnswerRequest) -> tuple[list[Any], Draft[Answer]]:
-        live, pieces = LiveAnswers(scheduler, wanted), list[Any]()
-        while (more := await live.next().begin()) is not None:
-            pieces += more
+        live = LiveAnswers(scheduler, wanted)
+        pieces = list[Any]()
+        while (piece := await live.next().begin()) is not None:
+            pieces.append(piece)
         return pieces, await live.draft().begin()
 
     async with all_at_once(scheduler, 8):
