@@ -116,10 +116,17 @@ class Call:
         owed = A_STRUCTURE if self.owes_structure else ""
         return Draft(verdict, self.drafted, prompt, trusted=trusted, irreplaceable=owed)
 
-    def asked(self) -> Work:
+    def target_work(self) -> Work:
         """The work of the router's target."""
-        config: RunnableConfig = {"callbacks": self.decider.inside}
-        return answering_instead(self.decider.router, self.messages, self.options, config=config, draft=self.drafted)
+        router = cast("UncertaintyRouterCallback", self.decider.router)
+        return answering_instead(
+            router,
+            self.messages,
+            self.options,
+            takes_state=router.target_takes_state,
+            config={"callbacks": self.decider.inside},
+            draft=self.drafted,
+        )
 
     def delivered(self, outcome: Outcome[AIMessage]) -> AIMessage:
         """The message of an outcome."""
@@ -286,7 +293,7 @@ class Deciding(BaseChatModel):
         yield from streamed(
             call.terms,
             self._live(call),
-            lambda _: call.asked(),
+            lambda _: call.target_work(),
             show=show,
             stop=Stop(self.timeout) if call.terms is None else None,
             question=decider.question,

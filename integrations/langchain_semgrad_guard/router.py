@@ -16,7 +16,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import Runnable
 from langchain_core.tracers.context import register_configure_hook
 
-from langchain_semgrad_guard.targets import chat_model_in, takes_state
+from langchain_semgrad_guard.targets import chat_model_in, wants_state
 from semgrad_guard import Policy
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
 from semgrad_guard.guard.promise import require_sequel
@@ -112,7 +112,7 @@ class UncertaintyRouterCallback(Router, OnlyAsking):
     @cached_property
     def target_takes_state(self) -> bool:
         """Whether the target wants a state that holds the messages, as agents' graphs do."""
-        return takes_state(self.escalate_to)
+        return wants_state(self.escalate_to)
 
 
 _in_questions: ContextVar[BaseCallbackHandler | None] = ContextVar("semgrad_guard_in_questions", default=None)

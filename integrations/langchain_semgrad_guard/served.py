@@ -97,7 +97,7 @@ class GuardedChatModel(Deciding):
         early, unheard = self._early(call), _Unheard(self.carry, withholds=call.withholds)
         if early is None and (call.withholds or not call.is_live):
             work = Work(lambda: inner.invoke(messages, **options), lambda: inner.ainvoke(messages, **options))
-            message: AIMessage = yield unheard.asked(work)
+            message: AIMessage = yield unheard.in_time(work)
         else:
             chunks = Iterated(lambda: inner.stream(messages, **options), lambda: inner.astream(messages, **options))
             message = yield from _flowing(chunks, early, unheard)
@@ -296,7 +296,7 @@ def _flowing(
     whole: AIMessageChunk | None = None
     try:
         while early is None or not early.is_over:
-            if (chunk := (yield unheard.asked(chunks.next()))) is None:
+            if (chunk := (yield unheard.in_time(chunks.next()))) is None:
                 break
             whole = chunk if whole is None else whole + chunk
             if early is None:
@@ -345,7 +345,7 @@ class _Unheard:
 
         return Work(call, lambda: asyncio.get_running_loop().create_task(silently_awaited(), context=self._context))
 
-    def asked(self, work: Work) -> Work:
+    def in_time(self, work: Work) -> Work:
         """The same in time. Its errors may hold the draft: of those only their names go out."""
 
         def shown(error: Exception) -> Exception:

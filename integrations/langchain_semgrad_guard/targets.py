@@ -23,7 +23,13 @@ _FORWARDED = ("max_tokens", "temperature", "top_p", "seed", "response_format", "
 
 
 def answering_instead(
-    router: Any, messages: list[BaseMessage], options: Mapping[str, Any], *, config: RunnableConfig, draft: Any
+    router: Router,
+    messages: list[BaseMessage],
+    options: Mapping[str, Any],
+    *,
+    takes_state: bool,
+    config: RunnableConfig,
+    draft: AIMessage | None,
 ) -> Work:
     """The work of a router's target in the place of a draft, with the options of its call.
 
@@ -41,11 +47,13 @@ def answering_instead(
             runnable = model.bind_tools(convert.openai_tools(tools), **chosen)
             for binding in reversed(bindings):
                 runnable = binding.model_copy(update={"bound": runnable})
-    state: Any = {"messages": messages} if router.target_takes_state else messages
+    state: Any = {"messages": messages} if takes_state else messages
     return replying(router, invoked(runnable, state, config, own), read=reply_of, draft=draft)
 
 
-def replying(router: Router, answering: Work, *, read: Callable[[Any], Reply[Any]], draft: Any = None) -> Work:
+def replying(
+    router: Router, answering: Work, *, read: Callable[[Any], Reply[Any]], draft: AIMessage | None = None
+) -> Work:
     """The work of a router's target: its answer, read as a reply, or its error in the place of one."""
 
     def steps() -> Steps[list[TargetReply[Any]]]:
@@ -109,7 +117,7 @@ def withheld_draft() -> AIMessage | None:
 # The form of a target.
 
 
-def takes_state(runnable: Runnable[Any, Any]) -> bool:
+def wants_state(runnable: Runnable[Any, Any]) -> bool:
     """Whether a Runnable wants `{"messages": [...]}` in place of the messages themselves."""
     if chat_model_in(runnable) is not None:
         return False

@@ -49,7 +49,7 @@ class ExampleOptions(TypedDict, total=False):
     """The options of a calibration on examples (see `ExampleCalibration`)."""
 
     labels: str | Path | None
-    estimator: Estimator | Calibration | str | None
+    estimator: Estimator | str | None
     upstream: str | None
     copies: Copies
     tries: int

@@ -207,10 +207,10 @@ class Guard:
         work = [Work.calling(target, conversation, instead="acall, abatch or astream") for conversation in escalated]
 
         def call() -> list[_Reply]:
-            return [_replied(asked.call) for asked in work]
+            return [_replied(calling.call) for calling in work]
 
         async def coroutine() -> list[_Reply]:
-            tasks = [asyncio.ensure_future(asked.begin()) for asked in work]
+            tasks = [asyncio.ensure_future(calling.begin()) for calling in work]
             await asyncio.gather(*tasks, return_exceptions=True)
             return [_replied(task.result) for task in tasks]
 

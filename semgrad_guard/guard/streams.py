@@ -7,17 +7,18 @@ them the pieces of the answer, which `run_stream` and `arun_stream` hand out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Generic, TypeVar, cast
 
 from semgrad_guard.engine.answers.request import PieceStream, Ticket, waited
 from semgrad_guard.engine.answers.text import Piece
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
-from semgrad_guard.engine.sentences import Span, decided
+from semgrad_guard.engine.sentences import decided
 from semgrad_guard.errors import AnswerInterruptedError
 from semgrad_guard.guard.decision import settle
 from semgrad_guard.guard.flow import UNWRITTEN, Ask, Draft, Outcome, concluded, not_written, one
@@ -228,11 +229,10 @@ class ReportedSentences:
     def __init__(
         self, scorer: ReportedScorer, terms: Terms, *, options: Mapping[str, Any], prompt: PromptForm | None
     ) -> None:
-        self._scorer, self._options, self._prompt = scorer, options, prompt
+        self._scored, self._prompt = partial(scorer.verdict, options=options, prompt=prompt), prompt
         self._new = list[SentencePiece]()
         self._early = EarlySentences(terms, self._new.append)
-        self._ends: list[int] = [0]
-        self._entries = list[Any]()
+        self._ends, self._entries = [0], list[Any]()
         self._written, self._is_late = b"", False
         self.text, self.is_over = "", False
 
@@ -263,21 +263,14 @@ class ReportedSentences:
         self._is_late = self._is_late or len(self._written.strip()) < len(self.text.strip().encode("utf-8", "replace"))
         if self._is_late or not text:
             return []
-        ends = decided(self.text, self._ends[-1])
         self._new.clear()
-        if ends:
+        if ends := decided(self.text, self._ends[-1]):
             self._ends += ends
-            spans = list(zip(self._ends, self._ends[1:], strict=False))
-            self.is_over = not self._early.add(self._draft(spans))
+            verdict = self._scored(self.text, self._entries, ended=list(pairwise(self._ends)))
+            self.is_over = not self._early.add(Draft(verdict, None, self._prompt))
         if self.is_over:
             self.text = self.text[: self._ends[-1]]
         return list(self._new)
-
-    def _draft(self, ended: Sequence[Span]) -> Draft[None]:
-        verdict = self._scorer.verdict(
-            self.text, self._entries, options=self._options, prompt=self._prompt, ended=ended
-        )
-        return Draft(verdict, None, self._prompt)
 
 
 # Drivers.

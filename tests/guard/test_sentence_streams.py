@@ -131,20 +131,24 @@ def test_a_closed_stream_stops_the_model(model: FixedModel) -> None:
     assert guard(model, 1e9)("q").text == TEXT
 
 
-class OtherText(FixedModel):
-    """A model that writes a sentence of which `max_tokens` leaves a part, and no border."""
+class Writing(FixedModel):
+    """A model that can write another text only, of which `limit` tokens may leave a part."""
+
+    written, limit = "", 99
 
     def fitted(self, options: GenerationOptions | None, *prompts: Prompt) -> GenerationOptions:
         return replace(super().fitted(options, *prompts), max_tokens=self.limit, grammar=f'start: "{self.written}"')
 
-    limit, written = 24, "tea and " * 40
+
+def writing(model: LanguageModel, text: str, limit: int = 99) -> Writing:
+    made = Writing.like(model)
+    made.written, made.limit = text, limit
+    return made
 
 
 @pytest.mark.parametrize("written", ["tea and " * 40, "Tea is old. Milk and " + "tea and " * 40])
 def test_a_sentence_that_is_cut_is_judged_at_its_end(language_model: LanguageModel, written: str) -> None:
-    model = OtherText.like(language_model)
-    model.written = written
-    stream = guard(model, 1e9).stream("q")
+    stream = guard(writing(language_model, written, limit=24), 1e9).stream("q")
     pieces = list(stream)
     assert len(pieces) == len(stream.verdict.sentences) == written.count(".") + 1
     assert written.startswith("".join(pieces))
@@ -196,31 +200,17 @@ def test_nothing_follows_a_sentence_that_does_not_belong_to_it(
     assert "raw text" not in map(str, found)
 
 
-class Spelling(FixedModel):
-    """Its text takes several tokens a character."""
-
-    def fitted(self, options: GenerationOptions | None, *prompts: Prompt) -> GenerationOptions:
-        return replace(super().fitted(options, *prompts), max_tokens=99, grammar='start: "茶很老。🍵牛奶很热！走吧。"')
-
-
 def test_a_sentence_ends_while_a_character_is_being_written(language_model: LanguageModel) -> None:
-    made = guard(Spelling.like(language_model), 1e9)
+    made = guard(writing(language_model, "茶很老。🍵牛奶很热！走吧。"), 1e9)  # several tokens a character
     whole, stream = made("q"), made.stream("q")
     assert list(stream) == ["茶很老。", "🍵牛奶很热！", "走吧。"]
     assert scores(stream.verdict) == pytest.approx(scores(whole), rel=1e-5)
 
 
-class Closing(FixedModel):
-    """Ends a thought that it has not begun, behind two sentences."""
-
-    def fitted(self, options: GenerationOptions | None, *prompts: Prompt) -> GenerationOptions:
-        grammar = 'start: "Tea is old. Milk is hot! </think> Go there. And stay."'
-        return replace(super().fitted(options, *prompts), max_tokens=99, grammar=grammar)
-
-
 @pytest.mark.parametrize("on_doubt", ["stop", "drop"])
 def test_what_may_be_a_thought_behind_sentences_is_withheld(language_model: LanguageModel, on_doubt: Any) -> None:
-    stream = guard(Closing.like(language_model), 1e9, on_doubt=on_doubt).stream("q")
+    model = writing(language_model, "Tea is old. Milk is hot! </think> Go there. And stay.")
+    stream = guard(model, 1e9, on_doubt=on_doubt).stream("q")
     pieces = list(stream)
     assert pieces[:2] == ["Tea is old. ", "Milk is hot! "]
     assert "Go" not in "".join(pieces)

@@ -46,25 +46,6 @@ def test_the_score_is_the_greatest_and_the_first_refusal_ends_it(
     assert (str(response) == WITHHELD) is (max(scores) > 0.1)
 
 
-def test_every_later_call_ends_at_once(wide: LanguageModel) -> None:
-    """Whatever code between makes of the error."""
-    script, prompts = by_call(0.01, 0.9, 0.01)
-    llm = scripted(wide, script)
-
-    class Stubborn(CustomQueryEngine):
-        def custom_query(self, query_str: str) -> str:
-            texts: list[str] = []
-            for _ in range(5):
-                try:
-                    texts.append(llm.complete(query_str).text)
-                except LowConfidenceError as error:
-                    texts.append(str(error))
-            return " ".join(texts)
-
-    assert str(guarded(Stubborn(), llm.router).query(QUERY)) == WITHHELD
-    assert len(prompts) == 2
-
-
 def by_user(prompt: str) -> tuple[str, float]:
     return "the words of everybody's passage", 0.9 if "USER-A" in prompt else 0.01
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LLMMetadata
-from llama_index.core.llms.custom import CustomLLM
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse
 from pydantic import BaseModel
 
 from semgrad_guard import LanguageModel
@@ -30,25 +29,6 @@ class Sent(BaseModel):
     usage: Usage | None = None
 
 
-class Larger(CustomLLM):
-    """An LLM that reports its tokens in the place where one of LlamaIndex's integrations does."""
-
-    kept: dict[str, Any]
-
-    @property
-    def metadata(self) -> LLMMetadata:
-        return LLMMetadata()
-
-    def complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:
-        return CompletionResponse(text="larger", **self.kept)
-
-    def chat(self, messages: Any, **_: Any) -> ChatResponse:
-        return ChatResponse(message=ChatMessage(role="assistant", content="larger"), **self.kept)
-
-    def stream_complete(self, prompt: str, formatted: bool = False, **_: Any) -> Any:
-        raise NotImplementedError
-
-
 @pytest.mark.parametrize("asks", ["complete", "chat"])
 @pytest.mark.parametrize(
     ("kept", "counted"),
@@ -66,7 +46,11 @@ class Larger(CustomLLM):
 def test_a_targets_own_count_of_tokens_is_kept(
     wide: LanguageModel, kept: dict[str, Any], counted: bool, asks: str
 ) -> None:
-    llm = scripted(wide, lambda _: (CANARY, 0.9), escalate_to=Larger(kept=kept))
+    answers = {
+        "complete": CompletionResponse(text="larger", **kept),
+        "chat": ChatResponse(message=ChatMessage(role="assistant", content="larger"), **kept),
+    }
+    llm = scripted(wide, lambda _: (CANARY, 0.9), escalate_to=lambda _: answers[asks])
     response = llm.complete("q") if asks == "complete" else llm.chat([ChatMessage("q")])
     verdict = verdict_of(response)
     assert verdict.text == "larger"
