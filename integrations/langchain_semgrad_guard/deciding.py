@@ -132,12 +132,11 @@ class Call:
         """The message of an outcome."""
         verdict, draft = outcome.verdict, self.drafted or AIMessage("")
         keep_draft = self.terms is not None and self.terms.keep_draft
-        if outcome.answer is None:
+        calls_alone = self.withholds and not verdict.details.enforced and verdict.action != "answer"
+        if outcome.answer is None or calls_alone:
             return convert.abstention(draft, verdict, keep_draft=keep_draft)
         if outcome.answer is not self.drafted:
             return convert.escalation(outcome.answer, verdict, draft, keep_draft=keep_draft)
-        if self.withholds and not verdict.details.enforced and verdict.action != "answer":  # trusted calls alone
-            return convert.calls_alone(draft, verdict, keep_draft=keep_draft)
         return convert.decided(draft, verdict, keep_draft=keep_draft)
 
 

@@ -134,22 +134,15 @@ def decided(message: M, verdict: Verdict, *, keep_draft: bool = False) -> M:
     return message.model_copy(update={"response_metadata": metadata})
 
 
-def calls_alone(draft: AIMessage, verdict: Verdict, *, keep_draft: bool) -> AIMessage:
-    """The message's readable tool calls, and nothing else of the draft."""
-    calls = [tool_call(name=call["name"], args=call["args"], id=call["id"]) for call in draft.tool_calls]
-    bare = abstention(draft, verdict, keep_draft=keep_draft)
-    record = {**bare.response_metadata, "finish_reason": "tool_calls"}
-    return bare.model_copy(update={"tool_calls": calls, "response_metadata": record})
-
-
 def abstention(draft: AIMessage, verdict: Verdict, *, keep_draft: bool) -> AIMessage:
-    """The message in place of a withheld answer: its score stays, its text, tool calls and tokens do not."""
+    """The message in place of a withheld answer: its score stays, and the calls in the verdict, which may go out; its
+    text and tokens do not."""
     bare = textless(draft)
     is_end = bool(verdict.sentences) and verdict.sentences[-1].action == "deliver"  # of a part: the draft's own end
     ended = draft.response_metadata.get("finish_reason", "stop") if is_end else "stop"
     record = {**bare.response_metadata, "finish_reason": ended, METADATA_KEY: verdict.metadata(keep_draft=keep_draft)}
     shown: dict[str, Any] = {"content": verdict.text, "response_metadata": record}
-    if verdict.is_part and verdict.tool_calls:  # of a call some values go out
+    if verdict.tool_calls:  # those of trusted tools, or some values of one
         pairs = zip(draft.tool_calls, verdict.tool_calls, strict=True)
         calls = [tool_call(name=own.name, args=dict(own.arguments), id=call["id"]) for call, own in pairs]
         shown |= {"tool_calls": calls, "response_metadata": {**record, "finish_reason": "tool_calls"}}

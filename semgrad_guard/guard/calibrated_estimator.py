@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, cast
+from typing import Any
 
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
@@ -30,7 +29,17 @@ def estimator_of(calibration: Calibration | None) -> Estimator:
             f"The calibration was made for the estimator {name!r}, which is not known here. Known are "
             f"{', '.join(KIND_OF)}. Pass the estimator itself, or calibrate again."
         )
-    found = _made(KIND_OF[name], settings, calibration)
+    kind: Any = KIND_OF[name]
+    given = {
+        field.name: tuple(value) if isinstance(value := settings[field.name], list) else value
+        for field in fields(kind)
+        if field.name in settings
+    }
+    if issubclass(kind, FusedStates):
+        if calibration.choice is None or calibration.choice.weights is None:
+            raise CalibrationError(f"The calibration was made for {kind.title} and holds no weights. Calibrate again.")
+        given["weights"] = calibration.choice.weights
+    found: Estimator = kind(**given) if issubclass(kind, ReplayEstimator | FusedStates) else kind()
     own = found.settings()
     if own != {key: settings.get(key, value) for key, value in own.items()}:
         raise CalibrationError(
@@ -82,19 +91,3 @@ def require_by_sentence(estimator: Estimator) -> None:
             f'{estimator.name} compares whole answers; by="sentence" needs an estimator of one replay, or of the '
             "likelihoods, e.g. HybridGrad()"
         )
-
-
-def _made(kind: Any, settings: Mapping[str, Any], calibration: Calibration) -> Estimator:
-    """An estimator of that kind: those of a replay with the settings of the file, others with their defaults."""
-    names = {field.name for field in fields(kind)}
-    own: dict[str, Any] = {
-        key: tuple(cast("list[Any]", value)) if isinstance(value, list) else value
-        for key, value in settings.items()
-        if key in names
-    }
-    if issubclass(kind, FusedStates):
-        if calibration.choice is None or calibration.choice.weights is None:
-            raise CalibrationError(f"The calibration was made for {kind.title} and holds no weights. Calibrate again.")
-        own["weights"] = calibration.choice.weights
-        return cast(Estimator, kind(**own))
-    return cast(Estimator, kind(**own) if issubclass(kind, ReplayEstimator) else kind())

@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse
 from llama_index.core.chat_engine import CondenseQuestionChatEngine, SimpleChatEngine
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
+from pydantic import BaseModel
 
 from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback, asking, guarded
 from semgrad_guard import LanguageModel, Policy
@@ -276,3 +278,51 @@ def test_wrong_use_is_named(given: Any, wide: LanguageModel) -> None:
         guarded(reading(scripted(wide, by_user)), Policy(threshold=1))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="UncertaintyRouterCallback"):
         SemGradLLM.from_model(wide, router=Policy(threshold=1))
+
+
+# A target's own count of its tokens, as LlamaIndex's integrations keep it.
+
+OPENAI = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+ANTHROPIC = {"input_tokens": 7, "output_tokens": 3}
+
+
+class Usage(BaseModel):
+    """A provider's own class."""
+
+    prompt_tokens: int = 7
+    completion_tokens: int = 3
+
+
+class Sent(BaseModel):
+    """A provider's response, as its client parses it."""
+
+    usage: Usage | None = None
+
+
+@pytest.mark.parametrize("asks", ["complete", "chat"])
+@pytest.mark.parametrize(
+    ("kept", "counted"),
+    [
+        ({"raw": {"usage": OPENAI}}, True),
+        ({"raw": {"usage": ANTHROPIC}}, True),
+        ({"raw": Sent(usage=Usage())}, True),
+        ({"raw": Sent(), "additional_kwargs": OPENAI}, True),
+        ({"additional_kwargs": OPENAI}, True),
+        ({"raw": {"usage": None}}, False),
+        ({"raw": {"usage": {"prompt_tokens": None, "completion_tokens": "3"}}}, False),
+        ({}, False),
+    ],
+)
+def test_a_targets_own_count_of_tokens_is_kept(
+    wide: LanguageModel, kept: dict[str, Any], counted: bool, asks: str
+) -> None:
+    answers = {
+        "complete": CompletionResponse(text="larger", **kept),
+        "chat": ChatResponse(message=ChatMessage(role="assistant", content="larger"), **kept),
+    }
+    llm = scripted(wide, lambda _: (CANARY, 0.9), escalate_to=lambda _: answers[asks])
+    response = llm.complete("q") if asks == "complete" else llm.chat([ChatMessage("q")])
+    verdict = verdict_of(response)
+    assert verdict.text == "larger"
+    details = verdict.details
+    assert (details.prompt_tokens, details.answer_tokens) == ((7, 3) if counted else (None, None))
