@@ -30,7 +30,7 @@ def estimator_of(calibration: Calibration | None) -> Estimator:
             f"{', '.join(KIND_OF)}. Pass the estimator itself, or calibrate again."
         )
     kind: Any = KIND_OF[name]
-    given = {
+    given: dict[str, Any] = {
         field.name: tuple(value) if isinstance(value := settings[field.name], list) else value
         for field in fields(kind)
         if field.name in settings

@@ -232,7 +232,8 @@ class ReportedSentences:
         self._scored, self._prompt = partial(scorer.verdict, options=options, prompt=prompt), prompt
         self._new = list[SentencePiece]()
         self._early = EarlySentences(terms, self._new.append)
-        self._ends, self._entries = [0], list[Any]()
+        self._ends: list[int] = [0]
+        self._entries = list[Any]()
         self._written, self._is_late = b"", False
         self.text, self.is_over = "", False
 
