@@ -17,7 +17,7 @@ from semgrad_guard.adapters.calibrating import Runs
 from semgrad_guard.adapters.examples import AnyGrader, RunOptions, calibrated
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Steps, Work, adrive, drive
+from semgrad_guard.guard.timing import Steps, Work, adrive, drive
 
 Chain = Runnable[Any, Any] | Callable[[Any], Any]
 _CONVERSATIONS = ("thread_id", "session_id")
@@ -33,13 +33,7 @@ class ChainOptions(RunOptions, total=False):
 
 
 def calibrate_chain(
-    chain: Chain,
-    examples: Iterable[Any],
-    grader: AnyGrader,
-    *,
-    alpha: float,
-    delta: float,
-    **options: Unpack[ChainOptions],
+    chain: Chain, examples: Iterable[Any], grader: AnyGrader, **options: Unpack[ChainOptions]
 ) -> Calibration:
     """Run a chain on examples, grade what it delivers, and calibrate on the scores of its questions.
 
@@ -77,20 +71,14 @@ def calibrate_chain(
         GradingError: the grader cannot do its work.
         Exception: the chain's own.
     """
-    return drive(_calibrated(chain, examples, grader, alpha=alpha, delta=delta, **options))
+    return drive(_calibrated(chain, examples, grader, **options))
 
 
 async def acalibrate_chain(
-    chain: Chain,
-    examples: Iterable[Any],
-    grader: AnyGrader,
-    *,
-    alpha: float,
-    delta: float,
-    **options: Unpack[ChainOptions],
+    chain: Chain, examples: Iterable[Any], grader: AnyGrader, **options: Unpack[ChainOptions]
 ) -> Calibration:
     """Like `calibrate_chain`, by the chain's asynchronous methods."""
-    return await adrive(_calibrated(chain, examples, grader, alpha=alpha, delta=delta, **options))
+    return await adrive(_calibrated(chain, examples, grader, **options))
 
 
 def _text(returned: Any) -> str:

@@ -21,7 +21,9 @@ from langchain_semgrad_guard.router import UncertaintyRouterCallback, only_askin
 from langchain_semgrad_guard.targets import chat_model_in, invoked, replying
 from semgrad_guard import METADATA_KEY, Verdict
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
-from semgrad_guard.guard import Refusal, Reply, Steps, Work, answered, escalating, is_escalating, sealed
+from semgrad_guard.guard.flow import Reply, answered
+from semgrad_guard.guard.question import is_escalating
+from semgrad_guard.guard.timing import Steps, Work, sealed
 
 Abstention = Callable[[Any, Verdict], Any]
 """What stands for a withheld result, given the chain's input and the verdict, whose text is the abstain message."""
@@ -79,15 +81,13 @@ class Guarded(Runnable[Any, Any]):
             with only_asking():
                 return (yield invoked(chain, given, config, kwargs))
 
-        def ask() -> Steps[Any]:
+        def ask(_: Any) -> Work:
             if is_escalating(router):
-                return [Refusal("the target asked the chain that it answers for")]
-            with escalating(router):
-                return [(yield replying(router.escalate_to, given, _outside(config), read=_reply))]
+                raise InputError("the target asked the chain that it answers for")
+            target: Any = router.escalate_to
+            return replying(router, invoked(target, given, _outside(config)), read=_reply)
 
-        outcome = yield from answered(
-            router, Work.of(run), lambda found: Work.at_once(lambda: _text_of(found)), lambda _: Work.of(ask)
-        )
+        outcome = yield from answered(router, Work.of(run), lambda found: Work.at_once(lambda: _text_of(found)), ask)
         verdict, result = outcome.verdict, outcome.answer
         if result is None:
             return self.abstain(given, verdict)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
 from langchain_core.language_models import LanguageModelInput, ModelProfile
@@ -17,11 +16,13 @@ from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.deciding import Call, Deciding
 from langchain_semgrad_guard.messages import AnyTool, openai_tools
 from langchain_semgrad_guard.structured_output import Method, structured
-from semgrad_guard import METADATA_KEY, Generation, GenerationOptions, LanguageModel, Message, estimator_of
+from semgrad_guard import METADATA_KEY, Estimator, Generation, LanguageModel, Message
 from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm, openai_logprobs
 from semgrad_guard.adapters.settings import DECODING, LocalModelFields, read_json, template_calls_tools
+from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Answerer, Draft, LiveAnswer, Piece, Ticket, judged_by
+from semgrad_guard.guard.flow import Draft
+from semgrad_guard.guard.streams import StreamSteps
 
 _CALL_OPTIONS = FORM_OPTIONS | {"logprobs", "top_logprobs"}
 """Options of a call other than those for generating its answer."""
@@ -57,52 +58,37 @@ class ChatSemGrad(LocalModelFields, Deciding):
         """
         chat = super().from_model(language_model, **fields)
         if "profile" not in fields:
-            chat.profile = _profile_of(language_model)
+            chat.profile = _profile(language_model.context_window, calls_tools=language_model.knows_tools)
         return chat
 
     # How it answers.
 
-    def _live(self, call: Call) -> LiveAnswer:
-        form, terms = AnswerForm.of(call.options), call.terms
-        writing = self._writing(call.options, also=_CALL_OPTIONS)
+    def _live(self, call: Call) -> StreamSteps[Piece, Draft[AIMessage]]:
+        form, writing = AnswerForm.of(call.options), self._writing(call.options, also=_CALL_OPTIONS)
         conversation = form.instructed(convert.to_conversation(call.messages))
 
-        def drafted(draft: Draft[Generation]) -> Draft[AIMessage]:
+        def drafted(draft: Draft[Generation], estimator: Estimator) -> Draft[AIMessage]:
             generation, verdict = draft.answer, draft.verdict
             answer = form.taken_apart(self.language_model, generation)
-            metadata = convert.response_metadata("tool_calls" if answer.calls else generation.finish_reason, verdict)
-            metadata |= self._logprobs(generation.evidence, call.options)
+            metadata = {
+                "model_name": verdict.details.model,
+                "model_provider": convert.PROVIDER,
+                "finish_reason": "tool_calls" if answer.calls else generation.finish_reason,
+                METADATA_KEY: verdict.metadata(),
+                **self._logprobs(generation.evidence, estimator, call.options),
+            }
             record: dict[str, Any] = {"usage_metadata": convert.usage(generation), "response_metadata": metadata}
             fields = {**convert.reasoning_fields(verdict), **convert.call_fields(answer.calls, answer.broken)}
             return call.draft(verdict, AIMessage(content=answer.text, **fields, **record), draft.prompt)
 
-        def submit(on_piece: Callable[[Piece], None]) -> Ticket[Draft[AIMessage]]:
-            pieces = call.is_live and (terms is None or not terms.withholds or terms.delivers_early)
-            answerer = self._scoring(call, replace(writing, grammar=form.grammar(self.language_model)))
-            wanted = answerer.request(
-                conversation,
-                template_options=form.template_options,
-                on_piece=on_piece if pieces else None,
-                terms=terms,
-                structure=form.structure,
-            )
-            return self.language_model.submit(wanted.then(drafted))
+        how: dict[str, Any] = {"terms": call.terms, "policy": call.policy, "is_live": call.is_live}
+        return self._answering(lambda: conversation, form, writing, drafted, **how)
 
-        return LiveAnswer(submit)
-
-    def _scoring(self, call: Call, writing: GenerationOptions) -> Answerer:
-        """Where no estimator was chosen, it scores as the router's calibration did."""
-        answerer, calibration = self._answerer(writing), None if call.policy is None else call.policy.calibration
-        if calibration is None or "estimator" in self.model_fields_set:
-            return answerer
-        by_sentence = judged_by(calibration, self.by, self.on_doubt)
-        return replace(answerer, estimator=estimator_of(calibration), by_sentence=by_sentence)
-
-    def _logprobs(self, evidence: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _logprobs(self, evidence: Any, estimator: Estimator, options: Mapping[str, Any]) -> dict[str, Any]:
         if not options.get("logprobs", self.logprobs):
             return {}
         top = options.get("top_logprobs", self.top_logprobs) or 0
-        return {"logprobs": openai_logprobs(self.language_model, self.estimator, evidence, top=top)}
+        return {"logprobs": openai_logprobs(self.language_model, estimator, evidence, top=top)}
 
     # Scores for other texts, tools, structures.
 
@@ -119,9 +105,9 @@ class ChatSemGrad(LocalModelFields, Deciding):
         conversation = convert.to_conversation(self._convert_input(messages).to_messages())
         reasoning = convert.reasoning(answer)
         evidence = self.language_model.evidence(conversation, convert.message_text(answer), reasoning=reasoning)
-        verdict = self._assessed(evidence)
+        verdict = self._assessed(evidence, self.router.policy if self.router else None)
         answer = convert.with_answer(answer, verdict)
-        changes = {METADATA_KEY: verdict.metadata(), **self._logprobs(evidence, {})}
+        changes = {METADATA_KEY: verdict.metadata(), **self._logprobs(evidence, self.estimator, {})}
         return answer.model_copy(update={"response_metadata": {**answer.response_metadata, **changes}})
 
     def bind_tools(
@@ -186,11 +172,29 @@ class ChatSemGrad(LocalModelFields, Deciding):
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[AnyTool] | None = None) -> int:
         """Tokens of the prompt that the model would read: its chat template around the messages, and the tools.
 
+        LangChain trims a chat by counting parts of it, the last message first. Many chat templates refuse such parts
+        (two turns of one role, an answer before any question) or leave their text out (a system prompt without a
+        question). Then each message is counted as a user's turn of its own: never too few.
+
         Raises:
             InputError: a message that a text model cannot be shown.
         """
-        conversation = convert.to_conversation(messages)
-        return _count_tokens(self.language_model, conversation, openai_tools(tools or ()))
+        model, conversation, described = (
+            self.language_model,
+            convert.to_conversation(messages),
+            openai_tools(tools or ()),
+        )
+        try:
+            whole = model.count_tokens(conversation, **({"tools": described} if described else {}))
+        except InputError:
+            whole = -1
+        if whole >= sum(len(self.get_token_ids(message.content)) for message in conversation):
+            return whole
+        texts = [json.dumps(tool) for tool in described]
+        for message in conversation:
+            calls = [json.dumps({"name": one.name, "arguments": dict(one.arguments)}) for one in message.tool_calls]
+            texts.append("\n".join([message.content, *calls]))
+        return sum(model.count_tokens([Message("user", text)]) for text in texts)
 
     @property
     def _llm_type(self) -> str:
@@ -214,50 +218,18 @@ class ChatSemGrad(LocalModelFields, Deciding):
         return params
 
     def _resolve_model_profile(self) -> ModelProfile | None:
-        return _profile_on_disk(self.model, self.revision, self.template_options)
+        """That of a model that is not loaded; None where its files are not on this disk yet."""
+        config = read_json(self.model, "config.json", self.revision)
+        if config is None:
+            return None
+        window = (config.get("text_config") or config).get("max_position_embeddings")
+        knows_tools = template_calls_tools(self.model, self.revision, self.template_options)
+        return _profile(window, calls_tools=bool(knows_tools))
 
 
 _ABILITIES = dict.fromkeys(["text_inputs", "text_outputs", "structured_output", "temperature", "open_weights"], True)
 
 
-def _profile_of(model: LanguageModel) -> ModelProfile:
-    """The profile of a loaded model."""
-    return _profile(model.context_window, calls_tools=model.knows_tools)
-
-
-def _profile_on_disk(name_or_path: str, revision: str | None, options: Mapping[str, Any] | None) -> ModelProfile | None:
-    """The profile of a model that is not loaded; None where its files are not on this disk yet. Loads no weights."""
-    config = read_json(name_or_path, "config.json", revision)
-    if config is None:
-        return None
-    window = (config.get("text_config") or config).get("max_position_embeddings")
-    return _profile(window, calls_tools=bool(template_calls_tools(name_or_path, revision, options)))
-
-
 def _profile(window: int | None, *, calls_tools: bool) -> ModelProfile:
     found = {**_ABILITIES, "tool_calling": calls_tools, "tool_choice": calls_tools}
     return cast("ModelProfile", found if window is None else {**found, "max_input_tokens": window})
-
-
-def _count_tokens(model: LanguageModel, conversation: Sequence[Message], tools: Sequence[dict[str, Any]]) -> int:
-    """Tokens of the prompt for a conversation, the words of the chat template and the tools' descriptions included.
-
-    LangChain trims a chat by counting parts of it, the last message first. Many chat templates refuse such parts (two
-    turns of one role, an answer before any question) or leave their text out (a system prompt without a question).
-    Then each message is counted as a user's turn of its own: never too few.
-    """
-    options = {"tools": list(tools)} if tools else {}
-    try:
-        whole = model.count_tokens(conversation, **options)
-    except InputError:
-        whole = -1
-    contents: Any = [model.tokenizer(message.content, add_special_tokens=False) for message in conversation]
-    if whole >= sum(len(content["input_ids"]) for content in contents):
-        return whole
-    texts = [*map(_spelled, conversation), *map(json.dumps, tools)]
-    return sum(model.count_tokens([Message("user", text)]) for text in texts)
-
-
-def _spelled(message: Message) -> str:
-    calls = [json.dumps({"name": call.name, "arguments": dict(call.arguments)}) for call in message.tool_calls]
-    return "\n".join([message.content, *calls])

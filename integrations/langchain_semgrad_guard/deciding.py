@@ -11,7 +11,7 @@ Why: docs/decisions.md#0054
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self, cast
@@ -37,31 +37,19 @@ from pydantic import ConfigDict, Field, PrivateAttr, SkipValidation, field_valid
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.router import ASKING, UncertaintyRouterCallback
+from langchain_semgrad_guard.targets import answering_instead
 from semgrad_guard import METADATA_KEY, Policy, Verdict
+from semgrad_guard.engine.answers.writing import ThoughtPiece
+from semgrad_guard.engine.interruption import Stop
+from semgrad_guard.engine.prompts.responses import HeldText
 from semgrad_guard.errors import UnenforcedPolicyError
-from semgrad_guard.guard import (
-    Draft,
-    HeldText,
-    Live,
-    Outcome,
-    Question,
-    SentencePiece,
-    Steps,
-    Stop,
-    StreamSteps,
-    TargetReply,
-    Terms,
-    ThoughtPiece,
-    Timeout,
-    Work,
-    arun_stream,
-    escalating,
-    is_escalating,
-    question_of,
-    run_stream,
-    streamed,
-)
+from semgrad_guard.guard.flow import Draft, Outcome
+from semgrad_guard.guard.policy import Terms
+from semgrad_guard.guard.question import Question, is_escalating, question_of
+from semgrad_guard.guard.streams import SentencePiece, StreamSteps, arun_stream, run_stream, streamed
+from semgrad_guard.guard.timing import Work
 from semgrad_guard.records import PromptForm
+from semgrad_guard.settings import Timeout
 
 RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun
 Turns = list[BaseMessage]
@@ -77,33 +65,34 @@ class Decider:
     question: Question | None
     inside: CallbackManager
 
+    def terms(self, timeout: float | None) -> Terms | None:
+        """How the answer is decided about; None: not at all. `timeout` holds where the router has none."""
+        if self.router is None:
+            return None
+        terms = self.router.terms if self.question is None else self.question.terms
+        if is_escalating(self.router):
+            terms = replace(terms, can_escalate=False)
+        return terms if terms.timeout is not None else replace(terms, timeout=timeout)
+
 
 @dataclass
 class Call:
-    """One list of messages to answer, the options of the call, and who decides. `is_live`: its pieces are wanted."""
+    """One list of messages to answer, the options of the call, and how it is decided about.
+
+    `is_live`: its pieces are wanted.
+    """
 
     messages: list[BaseMessage]
     options: Mapping[str, Any]
     decider: Decider
+    terms: Terms | None
     is_live: bool
-    timeout: float | None = None
     drafted: AIMessage | None = None
-
-    @property
-    def terms(self) -> Terms | None:
-        """How its answer is decided about; None: not at all."""
-        router, question = self.decider.router, self.decider.question
-        if router is None:
-            return None
-        terms = router.terms if question is None else question.terms
-        if is_escalating(router):
-            terms = replace(terms, can_escalate=False)
-        return terms if terms.timeout is not None else replace(terms, timeout=self.timeout)
 
     @property
     def policy(self) -> Policy | None:
         """The policy by which its answer is decided about."""
-        return None if self.decider.router is None else self.decider.router.policy
+        return None if self.terms is None else self.terms.policy
 
     @property
     def withholds(self) -> bool:
@@ -123,25 +112,31 @@ class Call:
         calls, router = convert.calls_of(message), self.decider.router
         verdict = verdict.revised(tool_calls=calls)
         self.drafted = convert.decided(message, verdict)
-        return Draft(
-            verdict,
-            self.drafted,
-            prompt,
-            trusted=router is not None and router.trusts(calls) and not message.invalid_tool_calls,
-            irreplaceable=A_STRUCTURE if self.owes_structure else "",
-            source=str(self.decider.inside.parent_run_id),
+        trusted = router is not None and router.trusts(calls) and not message.invalid_tool_calls
+        owed = A_STRUCTURE if self.owes_structure else ""
+        return Draft(verdict, self.drafted, prompt, trusted=trusted, irreplaceable=owed)
+
+    def target_work(self) -> Work:
+        """The work of the router's target."""
+        router = cast("UncertaintyRouterCallback", self.decider.router)
+        return answering_instead(
+            router,
+            self.messages,
+            self.options,
+            takes_state=router.target_takes_state,
+            config={"callbacks": self.decider.inside},
+            draft=self.drafted,
         )
 
     def delivered(self, outcome: Outcome[AIMessage]) -> AIMessage:
         """The message of an outcome."""
-        verdict, terms, draft = outcome.verdict, self.terms, self.drafted or AIMessage("")
-        keep_draft = terms is not None and terms.keep_draft
-        if outcome.answer is None:
+        verdict, draft = outcome.verdict, self.drafted or AIMessage("")
+        keep_draft = self.terms is not None and self.terms.keep_draft
+        calls_alone = self.withholds and not verdict.details.enforced and verdict.action != "answer"
+        if outcome.answer is None or calls_alone:
             return convert.abstention(draft, verdict, keep_draft=keep_draft)
         if outcome.answer is not self.drafted:
             return convert.escalation(outcome.answer, verdict, draft, keep_draft=keep_draft)
-        if self.withholds and not verdict.details.enforced and verdict.action != "answer":  # trusted calls alone
-            return convert.calls_alone(draft, verdict, keep_draft=keep_draft)
         return convert.decided(draft, verdict, keep_draft=keep_draft)
 
 
@@ -171,8 +166,8 @@ class Deciding(BaseChatModel):
     def _is_router(cls, router: Any) -> Any:
         return UncertaintyRouterCallback.read(router)
 
-    def _live(self, call: Call) -> Live:
-        """The writing of an answer: its pieces, and then a `Draft[AIMessage]` (`call.draft`)."""
+    def _live(self, call: Call) -> StreamSteps[Any, Draft[AIMessage]]:
+        """The steps of writing an answer: its pieces, and then its draft (`call.draft`)."""
         raise NotImplementedError
 
     @property
@@ -182,42 +177,39 @@ class Deciding(BaseChatModel):
     # Runs.
 
     def _generate(self, messages: Turns, stop: Stops = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
-        named, message = self._named(run_manager), AIMessage("")
-        with closing(run_stream(self._steps(messages, stop, kwargs, run_manager, is_live=named is not None))) as pieces:
+        result = ChatResult(generations=[])
+        with closing(run_stream(self._steps(messages, stop, kwargs, run_manager))) as pieces:
             for piece in pieces:
-                if isinstance(piece, AIMessage):
-                    message = piece
-                elif named is not None:
-                    run_manager.on_llm_new_token(piece.text, chunk=named(piece))
-        return _result(message, run_manager)
+                if isinstance(piece, ChatResult):
+                    result = piece
+                else:
+                    run_manager.on_llm_new_token(piece.text, chunk=piece)
+        return result
 
     async def _agenerate(
         self, messages: Turns, stop: Stops = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
-        named, message = self._named(run_manager), AIMessage("")
-        steps = self._steps(messages, stop, kwargs, run_manager, is_live=named is not None)
-        async with aclosing(arun_stream(steps)) as pieces:
+        result = ChatResult(generations=[])
+        async with aclosing(arun_stream(self._steps(messages, stop, kwargs, run_manager))) as pieces:
             async for piece in pieces:
-                if isinstance(piece, AIMessage):
-                    message = piece
-                elif named is not None:
-                    await run_manager.on_llm_new_token(piece.text, chunk=named(piece))
-        return _result(message, run_manager)
+                if isinstance(piece, ChatResult):
+                    result = piece
+                else:
+                    await run_manager.on_llm_new_token(piece.text, chunk=piece)
+        return result
 
     def _stream(
         self, messages: Turns, stop: Stops = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
-        with closing(run_stream(self._steps(messages, stop, kwargs, run_manager, is_live=True))) as pieces:
-            for piece in pieces:
-                if not isinstance(piece, AIMessage):
-                    yield piece
+        with closing(run_stream(self._steps(messages, stop, kwargs, run_manager, is_stream=True))) as pieces:
+            yield from (piece for piece in pieces if not isinstance(piece, ChatResult))
 
     async def _astream(
         self, messages: Turns, stop: Stops = None, run_manager: Any = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
-        async with aclosing(arun_stream(self._steps(messages, stop, kwargs, run_manager, is_live=True))) as pieces:
+        async with aclosing(arun_stream(self._steps(messages, stop, kwargs, run_manager, is_stream=True))) as pieces:
             async for piece in pieces:
-                if not isinstance(piece, AIMessage):
+                if not isinstance(piece, ChatResult):
                     yield piece
 
     def stream(
@@ -233,19 +225,6 @@ class Deciding(BaseChatModel):
         """Like `stream`, on the event loop."""
         model, config = self._deciding(config)
         return super(Deciding, model).astream(input, config, stop=stop, **kwargs)
-
-    def _named(self, run: RunManager | None) -> Callable[[ChatGenerationChunk], ChatGenerationChunk] | None:
-        """Gives chunks the id of their run, where a handler wants them while the answer is written."""
-        if run is None or self.streaming is False:
-            return None
-        if not self.streaming and not any(isinstance(one, _StreamingCallbackHandler) for one in run.handlers):
-            return None
-
-        def named(chunk: ChatGenerationChunk) -> ChatGenerationChunk:
-            chunk.message.id = _id_of(run)
-            return chunk
-
-        return named
 
     # The decision.
 
@@ -282,42 +261,43 @@ class Deciding(BaseChatModel):
         return Decider(next(iter(found), None), question, inside)
 
     def _steps(
-        self, messages: Turns, stop: Stops, options: dict[str, Any], run: Any, *, is_live: bool
-    ) -> StreamSteps[ChatGenerationChunk | AIMessage, None]:
-        """The chunks of what is let through, as they come, where they are wanted; and the whole message."""
+        self, messages: Turns, stop: Stops, options: dict[str, Any], run: RunManager | None, *, is_stream: bool = False
+    ) -> StreamSteps[ChatGenerationChunk | ChatResult, None]:
+        """The chunks of what is let through, as they come, where they are wanted; and the result, which has their id.
+
+        They are wanted by a stream, and by a run to which a handler of streams listens, unless a user has chosen.
+        """
         decider = self._decider if run is None else self._decider_of(run, run.run_id)
         if decider is None:
             raise UnenforcedPolicyError(
                 "a call without a run, in which a router could not be found: call invoke, stream or batch"
             )
+        listeners = () if run is None else run.handlers
+        is_heard = any(isinstance(one, _StreamingCallbackHandler) for one in listeners)
+        is_live = is_stream or (is_heard if self.streaming is None else self.streaming)
+        named = {} if run is None else {"id": f"{LC_ID_PREFIX}-{run.run_id}"}  # else LangGraph shows the answer again
         given = {name: value for name, value in options.items() if name != "stream"}
-        call = Call(messages, given if stop is None else {**given, "stop": stop}, decider, is_live, self.timeout)
-        live, terms, shown = self._live(call), call.terms, _Shown()
+        given |= {} if stop is None else {"stop": stop}
+        call = Call(messages, given, decider, decider.terms(self.timeout), is_live)
+        shown = _Shown()
 
-        def show(step: Any) -> Iterator[ChatGenerationChunk | AIMessage]:
-            if isinstance(step, Outcome):
-                yield from shown.last(call.delivered(cast("Outcome[AIMessage]", step)))
-            elif is_live:
-                yield from shown.pieces(step)
+        def show(step: Any) -> Iterator[ChatGenerationChunk | ChatResult]:
+            message = call.delivered(cast("Outcome[AIMessage]", step)) if isinstance(step, Outcome) else None
+            if is_live:
+                chunk = shown.piece(step) if message is None else shown.last(message)
+                yield ChatGenerationChunk(message=chunk.model_copy(update=named))
+            if message is not None:
+                yield ChatResult(generations=[ChatGeneration(message=message.model_copy(update=named))])
 
         yield from streamed(
-            terms,
-            live,
-            lambda _: Work.of(lambda: _replies(call)),
+            call.terms,
+            self._live(call),
+            lambda _: call.target_work(),
             show=show,
-            stop=Stop(self.timeout) if terms is None else None,
+            stop=Stop(self.timeout) if call.terms is None else None,
             question=decider.question,
             is_recorded=self.router is not False,
         )
-
-
-def _replies(call: Call) -> Steps[Sequence[TargetReply[AIMessage]]]:
-    router, draft = call.decider.router, call.drafted
-    if router is None or draft is None or (target := router.target) is None:
-        return ()
-    config: RunnableConfig = {"callbacks": call.decider.inside}
-    with escalating(router):
-        return [(yield target.replying(call.messages, call.options, config=config, draft=draft))]
 
 
 def _traces(handler: object) -> bool:
@@ -329,16 +309,6 @@ class TracingHandler(BaseCallbackHandler):
     """A handler of ours that traces, though it is not one of LangChain's tracers."""
 
 
-def _result(message: AIMessage, run: RunManager) -> ChatResult:
-    """The whole message, which has the id of its chunks, so that LangGraph does not show it again."""
-    message = message.model_copy(update={"id": _id_of(run)})
-    return ChatResult(generations=[ChatGeneration(message=message)])
-
-
-def _id_of(run: RunManager) -> str:
-    return f"{LC_ID_PREFIX}-{run.run_id}"
-
-
 class _Shown:
     """What has been shown of one answer, in chunks."""
 
@@ -346,36 +316,31 @@ class _Shown:
         self._text, self._thought, self._held = "", "", HeldText()
         self._passed = False
 
-    def pieces(self, piece: Any) -> Iterator[ChatGenerationChunk]:
+    def piece(self, piece: Any) -> AIMessageChunk:
         """A piece as a chunk: a text, a thought, a sentence that is let through, or a served model's own chunk."""
         if isinstance(piece, AIMessageChunk):
             self._passed, message = True, piece.model_copy(update={"chunk_position": None})
             if isinstance(message.content, str) and message.content:  # text that may turn out to be reasoning waits
                 message = message.model_copy(update={"content": self._held.add(message.content)})
-        elif isinstance(piece, SentencePiece):
-            record = {convert.SENTENCES: [piece.sentence.model_dump(mode="json")]}
-            message = AIMessageChunk(content=piece.text, response_metadata=record)
         elif isinstance(piece, ThoughtPiece):
             self._thought += piece.text
             message = AIMessageChunk(content="", additional_kwargs={convert.REASONING: piece.text})
         else:
-            message = AIMessageChunk(content=piece)
+            message = AIMessageChunk(content=piece.text if isinstance(piece, SentencePiece) else piece)
         self._text += convert.message_text(message)
-        yield ChatGenerationChunk(message=message)
+        return message
 
-    def last(self, message: AIMessage) -> Iterator[ChatGenerationChunk | AIMessage]:
-        """The rest, with the record, and the whole message."""
+    def last(self, message: AIMessage) -> AIMessageChunk:
+        """The rest, with the record."""
         chunk, rest = convert.as_chunk(message), convert.message_text(message)[len(self._text) :]
         if self._passed:
-            metadata = message.response_metadata
-            record = {METADATA_KEY: metadata[METADATA_KEY]} if METADATA_KEY in metadata else {}
-            chunk = AIMessageChunk(content="", response_metadata=record, chunk_position="last")
-            if self._held.held:
-                thought = {name: held for name, held in message.additional_kwargs.items() if name == convert.REASONING}
-                chunk = chunk.model_copy(update={"content": rest, "additional_kwargs": thought})
-        elif self._text or self._thought:
+            record = {name: held for name, held in message.response_metadata.items() if name == METADATA_KEY}
+            thought = {name: held for name, held in message.additional_kwargs.items() if name == convert.REASONING}
+            chunk = AIMessageChunk(content=rest, response_metadata=record, chunk_position="last")
+            chunk.additional_kwargs = thought if self._held.held else {}
+            return chunk
+        if self._text or self._thought:
             chunk.content = rest
             if self._thought == chunk.additional_kwargs.get(convert.REASONING):
                 del chunk.additional_kwargs[convert.REASONING]
-        yield ChatGenerationChunk(message=chunk)
-        yield message
+        return chunk

@@ -68,16 +68,6 @@ def usage(generation: Generation) -> UsageMetadata:
     return found
 
 
-def response_metadata(finish_reason: str, verdict: Verdict) -> dict[str, Any]:
-    """The metadata of an answer: plain JSON types only, for caches, checkpointers and traces."""
-    return {
-        "model_name": verdict.details.model,
-        "model_provider": PROVIDER,
-        "finish_reason": finish_reason,
-        METADATA_KEY: verdict.metadata(),
-    }
-
-
 def get_verdict(message: BaseMessage) -> Verdict | None:
     """The verdict on the answer that a message delivers, None if it carries none.
 
@@ -144,22 +134,15 @@ def decided(message: M, verdict: Verdict, *, keep_draft: bool = False) -> M:
     return message.model_copy(update={"response_metadata": metadata})
 
 
-def calls_alone(draft: AIMessage, verdict: Verdict, *, keep_draft: bool) -> AIMessage:
-    """The message's readable tool calls, and nothing else of the draft."""
-    calls = [tool_call(name=call["name"], args=call["args"], id=call["id"]) for call in draft.tool_calls]
-    bare = abstention(draft, verdict, keep_draft=keep_draft)
-    record = {**bare.response_metadata, "finish_reason": "tool_calls"}
-    return bare.model_copy(update={"tool_calls": calls, "response_metadata": record})
-
-
 def abstention(draft: AIMessage, verdict: Verdict, *, keep_draft: bool) -> AIMessage:
-    """The message in place of a withheld answer: its score stays, its text, tool calls and tokens do not."""
+    """The message in place of a withheld answer: its score stays, and the calls in the verdict, which may go out; its
+    text and tokens do not."""
     bare = textless(draft)
     is_end = bool(verdict.sentences) and verdict.sentences[-1].action == "deliver"  # of a part: the draft's own end
     ended = draft.response_metadata.get("finish_reason", "stop") if is_end else "stop"
     record = {**bare.response_metadata, "finish_reason": ended, METADATA_KEY: verdict.metadata(keep_draft=keep_draft)}
     shown: dict[str, Any] = {"content": verdict.text, "response_metadata": record}
-    if verdict.is_part and verdict.tool_calls:  # of a call some values go out
+    if verdict.tool_calls:  # those of trusted tools, or some values of one
         pairs = zip(draft.tool_calls, verdict.tool_calls, strict=True)
         calls = [tool_call(name=own.name, args=dict(own.arguments), id=call["id"]) for call, own in pairs]
         shown |= {"tool_calls": calls, "response_metadata": {**record, "finish_reason": "tool_calls"}}
@@ -248,10 +231,6 @@ def as_chunk(message: AIMessage) -> AIMessageChunk:
     fields = message.model_dump(exclude={"type", "usage_metadata"})
     unchecked = {"usage_metadata": message.usage_metadata}  # LangChain's cache puts incomplete ones into messages
     return AIMessageChunk(**fields, chunk_position="last").model_copy(update=unchecked)
-
-
-SENTENCES = "semgrad_guard_sentences"
-"""The name under which chunks carry the verdicts on the sentences that end with them."""
 
 
 def logprobs_of(message: BaseMessage) -> Any:

@@ -16,11 +16,13 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import Runnable
 from langchain_core.tracers.context import register_configure_hook
 
-from langchain_semgrad_guard.targets import Target, chat_model_in, require_runnable
+from langchain_semgrad_guard.targets import chat_model_in, wants_state
 from semgrad_guard import Policy
-from semgrad_guard.errors import UnenforcedPolicyError
-from semgrad_guard.guard import OnUnscored, Question, Router, RouterOptions, require_sequel
-from semgrad_guard.guard import asking as asking_question
+from semgrad_guard.errors import InputError, UnenforcedPolicyError
+from semgrad_guard.guard.promise import require_sequel
+from semgrad_guard.guard.question import Question, Router, RouterOptions
+from semgrad_guard.guard.question import asking as asking_question
+from semgrad_guard.settings import OnUnscored
 
 _ASKS = "semgrad_guard"
 
@@ -98,15 +100,19 @@ class UncertaintyRouterCallback(Router, OnlyAsking):
     ) -> None:
         super().__init__(policy, escalate_to, on_unscored=on_unscored, trusted_tools=trusted_tools, **options)
         if escalate_to is not None:
-            require_runnable(escalate_to)
+            if not isinstance(escalate_to, Runnable):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
+                raise InputError(
+                    f"escalate_to must be a Runnable, not a {type(escalate_to).__name__}; wrap a function in "
+                    "RunnableLambda"
+                )
             following = getattr(chat_model_in(escalate_to), "router", None)
             if isinstance(following, Router):
                 require_sequel(policy, following.terms.policy)
 
     @cached_property
-    def target(self) -> Target | None:
-        """The target for a model's answers."""
-        return None if self.escalate_to is None else Target(self.escalate_to)
+    def target_takes_state(self) -> bool:
+        """Whether the target wants a state that holds the messages, as agents' graphs do."""
+        return wants_state(self.escalate_to)
 
 
 _in_questions: ContextVar[BaseCallbackHandler | None] = ContextVar("semgrad_guard_in_questions", default=None)

@@ -31,23 +31,16 @@ from langchain_semgrad_guard.targets import layers
 from semgrad_guard import Estimator, LanguageModel, Policy, estimator_of
 from semgrad_guard.adapters.calls import UNREAD_CALLS, AnswerForm, served_options, tells_reasoning
 from semgrad_guard.errors import AnswerFailedError, InputError
-from semgrad_guard.guard import (
-    Answerer,
-    Draft,
-    Iterated,
-    JudgedBy,
-    OnDoubt,
-    ReportedScorer,
-    ReportedSentences,
-    Steps,
-    Structure,
-    Work,
-    as_estimator,
-    awaited,
-    judged_by,
-    prompt_of,
-)
+from semgrad_guard.guard.answering import Answerer
+from semgrad_guard.guard.calibrated_estimator import as_estimator
+from semgrad_guard.guard.flow import Draft
+from semgrad_guard.guard.parts import Structure
+from semgrad_guard.guard.policy import judged_by
+from semgrad_guard.guard.reported import ReportedScorer, prompt_of
+from semgrad_guard.guard.streams import Iterated, ReportedSentences, StreamSteps
+from semgrad_guard.guard.timing import Work, awaited_all
 from semgrad_guard.records import PromptForm
+from semgrad_guard.settings import JudgedBy, OnDoubt
 
 
 class GuardedChatModel(Deciding):
@@ -96,15 +89,32 @@ class GuardedChatModel(Deciding):
 
     # How it answers.
 
-    def _live(self, call: Call) -> _Served:
-        return _Served(self, call)
+    def _live(self, call: Call) -> StreamSteps[Any, Draft[AIMessage]]:
+        """Chunks as they are where nothing is withheld, or the sentences that are let through; and the scored draft."""
+        inner, bound = unbound(self.model)
+        inner = inner.model_copy(update={"cache": False})  # it would keep drafts, or answer another prompt by one
+        messages, options = call.messages, {**bound, **call.options}
+        early, unheard = self._early(call), _Unheard(self.carry, withholds=call.withholds)
+        if early is None and (call.withholds or not call.is_live):
+            work = Work(lambda: inner.invoke(messages, **options), lambda: inner.ainvoke(messages, **options))
+            message: AIMessage = yield unheard.in_time(work)
+        else:
+            chunks = Iterated(lambda: inner.stream(messages, **options), lambda: inner.astream(messages, **options))
+            message = yield from _flowing(chunks, early, unheard)
+        message = message.model_copy(update={"id": None, "name": None})  # they belong to the run that delivers
+        is_part = early is not None and early.is_over
+        score, scorer = partial(self._scored, call, message, is_part=is_part), self.scorer
+        if scorer is None:
+            return (yield Work(score).in_time())
+        waiting = partial(awaited_all, lambda: [scorer.worker.run(score)])  # in no thread
+        return (yield Work(lambda: [score()], waiting).in_time())[0]
 
-    def scored(self, call: Call, message: AIMessage, *, is_part: bool) -> Draft[AIMessage]:
+    def _scored(self, call: Call, message: AIMessage, *, is_part: bool) -> Draft[AIMessage]:
         """The draft of a served message. `is_part`: its text was ended behind a doubtful sentence."""
         text, reason, scorer = convert.message_text(message), _unseen(message), self._scoring(call.policy)
         cut, thought, options = convert.was_cut(message), convert.reasoning(message), self._options(call)
         if isinstance(scorer, ReportedScorer):
-            form = self.form(call)
+            form = self._form(call)
             facts: dict[str, Any] = {"options": options, "prompt": form, "cut": cut, "reasoning": thought}
             verdict = (
                 scorer.unscored(text, reason, options=options)
@@ -138,14 +148,14 @@ class GuardedChatModel(Deciding):
         estimator = self.estimator or estimator_of(calibration)
         return Answerer(self.scorer, estimator, prompt_template="served", served=True, by_sentence=by_sentence)
 
-    def early(self, call: Call) -> ReportedSentences | None:
+    def _early(self, call: Call) -> ReportedSentences | None:
         """The sentences that may leave before the answer ends; None where all depends on its end."""
         scorer = self._scoring(call.policy)
         if not call.is_live or call.owes_structure or call.options.get("tools") or isinstance(scorer, Answerer):
             return None
-        return ReportedSentences.of(scorer, call.terms, options=self._options(call), prompt=self.form(call))
+        return ReportedSentences.of(scorer, call.terms, options=self._options(call), prompt=self._form(call))
 
-    def form(self, call: Call) -> PromptForm | None:
+    def _form(self, call: Call) -> PromptForm | None:
         """The form of a prompt whose template its server alone knows; None where it holds something else than text."""
         try:
             tools = _template_options(call.options).get("tools", ())
@@ -279,81 +289,38 @@ def _spells(message: AIMessage, parsed: Any) -> bool:
         return False
 
 
-class _Served:
-    """The answer of another model, made where nobody hears it (`Live`)."""
-
-    def __init__(self, guard: GuardedChatModel, call: Call) -> None:
-        inner, bound = unbound(guard.model)
-        options = {**bound, **call.options}
-        inner = inner.model_copy(update={"cache": False})  # it would keep drafts, or answer another prompt by one
-        self._guard, self._call, self._unheard = guard, call, _Unheard(guard.carry)
-        self._early, self._whole = guard.early(call), cast("AIMessageChunk | None", None)
-        self._flows = self._early is not None or (call.is_live and not call.withholds)
-        self._chunks = Iterated[AIMessageChunk](
-            lambda: inner.stream(call.messages, **options), lambda: inner.astream(call.messages, **options)
-        )
-        self._answer = Work(
-            lambda: inner.invoke(call.messages, **options), lambda: inner.ainvoke(call.messages, **options)
-        )
-
-    def next(self) -> Work:
-        """The next pieces: chunks as they are where nothing is withheld, else sentences that are let through."""
-        return Work.of(self._next)
-
-    def draft(self) -> Work:
-        """The scored draft."""
-        return Work.of(self._drafted)
-
-    def close(self) -> Work:
-        """Leave the model."""
-        return Work.of(self._closed)
-
-    def _next(self) -> Steps[Sequence[Any] | None]:
-        early = self._early
-        if not self._flows or (early is not None and early.is_over):
-            return None
-        chunks: list[AIMessageChunk] | None = yield self._inside(self._chunks.next())
-        for chunk in chunks or ():
-            self._whole = chunk if self._whole is None else self._whole + chunk
-        if chunks is None or early is None:
-            return chunks
-        added = (early.add(convert.message_text(chunk), convert.logprobs_of(chunk)) for chunk in chunks)
-        return [sentence for sentences in added for sentence in sentences]
-
-    def _drafted(self) -> Steps[Draft[AIMessage]]:
-        if not self._flows:
-            message: AIMessage = yield self._inside(self._answer)
-        elif self._whole is None:
-            raise AnswerFailedError("the model ended its stream without saying anything")
-        else:
-            message = cast("AIMessage", message_chunk_to_message(self._whole))
-        is_part = self._early is not None and self._early.is_over
-        if self._early is not None and is_part:
-            metadata = {**message.response_metadata, "finish_reason": "stop"}
-            message = message.model_copy(update={"content": self._early.text, "response_metadata": metadata})
-        message = message.model_copy(update={"id": None, "name": None})  # they belong to the run that delivers
-        score, scorer = partial(self._guard.scored, self._call, message, is_part=is_part), self._guard.scorer
-        waiting = None if scorer is None else lambda: awaited(lambda: scorer.worker.run(score))  # in no thread
-        return (yield Work(score, waiting).in_time())
-
-    def _closed(self) -> Steps[None]:
-        if not self._unheard.is_busy:  # else it is late, and left behind
-            yield self._unheard.inside(self._chunks.close())
-
-    def _inside(self, work: Work) -> Work:
-        """The work where nobody hears it. Its errors may hold the draft: of those only their names go out."""
-        return self._unheard.inside(work).replacing(self._shown).in_time()
-
-    def _shown(self, error: Exception) -> Exception:
-        return AnswerFailedError(f"the model failed ({type(error).__name__})") if self._call.withholds else error
+def _flowing(
+    chunks: Iterated[AIMessageChunk], early: ReportedSentences | None, unheard: _Unheard
+) -> StreamSteps[Any, AIMessage]:
+    """The chunks of a stream, or their sentences that may leave early; and the message that they make."""
+    whole: AIMessageChunk | None = None
+    try:
+        while early is None or not early.is_over:
+            if (chunk := (yield unheard.in_time(chunks.next()))) is None:
+                break
+            whole = chunk if whole is None else whole + chunk
+            if early is None:
+                yield chunk
+            else:
+                yield from early.add(convert.message_text(chunk), convert.logprobs_of(chunk))
+    finally:
+        if not unheard.is_busy:  # else it is late, and left behind
+            yield unheard.inside(chunks.close())
+    if whole is None:
+        raise AnswerFailedError("the model ended its stream without saying anything")
+    message = cast("AIMessage", message_chunk_to_message(whole))
+    if early is None or not early.is_over:
+        return message
+    metadata = {**message.response_metadata, "finish_reason": "stop"}
+    return message.model_copy(update={"content": early.text, "response_metadata": metadata})
 
 
 class _Unheard:
     """An empty context, but for the variables that are carried. What joins every run of its own accord (LangSmith,
     OpenTelemetry) is switched off in it."""
 
-    def __init__(self, carry: Sequence[str]) -> None:
-        self.is_busy, self._context = False, Context()
+    def __init__(self, carry: Sequence[str], *, withholds: bool) -> None:
+        self.is_busy, self._context, self._withholds = False, Context(), withholds
         for variable in _carried(carry):
             if (value := variable.get(self)) is not self:
                 self._context.run(variable.set, value)
@@ -377,6 +344,14 @@ class _Unheard:
                 return await work.begin()
 
         return Work(call, lambda: asyncio.get_running_loop().create_task(silently_awaited(), context=self._context))
+
+    def in_time(self, work: Work) -> Work:
+        """The same in time. Its errors may hold the draft: of those only their names go out."""
+
+        def shown(error: Exception) -> Exception:
+            return AnswerFailedError(f"the model failed ({type(error).__name__})") if self._withholds else error
+
+        return self.inside(work).replacing(shown).in_time()
 
 
 @contextmanager

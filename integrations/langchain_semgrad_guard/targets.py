@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -14,60 +13,59 @@ from langchain_core.runnables.base import RunnableBindingBase
 
 from langchain_semgrad_guard import messages as convert
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Paused, Reply, Steps, TargetReply, Work, external
+from semgrad_guard.guard.flow import Paused, Reply, TargetReply
+from semgrad_guard.guard.question import Router, escalating
+from semgrad_guard.guard.timing import Steps, Work
+from semgrad_guard.guard.verdicts import external
 
 _FORWARDED = ("max_tokens", "temperature", "top_p", "seed", "response_format", "stop")
 """Options of a call that other chat models understand as well; those of its tools are bound."""
 
 
-class Target:
-    """A Runnable that is given the messages; or, where it takes a state (an agent's graph), a state that holds them."""
+def answering_instead(
+    router: Router,
+    messages: list[BaseMessage],
+    options: Mapping[str, Any],
+    *,
+    takes_state: bool,
+    config: RunnableConfig,
+    draft: AIMessage | None,
+) -> Work:
+    """The work of a router's target in the place of a draft, with the options of its call.
 
-    def __init__(self, runnable: Runnable[Any, Any]) -> None:
-        self.runnable, self._takes_state = runnable, _takes_state(runnable)
-
-    def replying(
-        self, messages: list[BaseMessage], options: Mapping[str, Any], *, config: RunnableConfig, draft: AIMessage
-    ) -> Work:
-        """The work of answering in the place of a draft, with the options of its call."""
-        runnable, given = self._formed(options)
-        state = {"messages": messages} if self._takes_state else messages
-        return replying(runnable, state, config, read=reply_of, options=given, draft=draft)
-
-    def _formed(self, options: Mapping[str, Any]) -> tuple[Runnable[Any, Any], dict[str, Any]]:
-        """The Runnable for a call, and its options: a chat model answers in the same form, with the same tools."""
-        *bindings, model = layers(self.runnable)
-        if not isinstance(model, BaseChatModel):
-            return self.runnable, {}
-        given = {name: options[name] for name in _FORWARDED if options.get(name) is not None}
+    The target is given the messages, or where it takes a state (an agent's graph), a state that holds them. A chat
+    model answers in the same form, with the same tools.
+    """
+    runnable: Any = router.escalate_to
+    *bindings, model = layers(runnable)
+    own = dict[str, Any]()
+    if isinstance(model, BaseChatModel):
+        own = {name: options[name] for name in _FORWARDED if options.get(name) is not None}
         tools = options.get("tools")
-        if not tools or any("tools" in binding.kwargs for binding in bindings):
-            return self.runnable, given
-        chosen = {name: options[name] for name in ("tool_choice",) if options.get(name) is not None}
-        runnable = model.bind_tools(convert.openai_tools(tools), **chosen)
-        for binding in reversed(bindings):
-            runnable = binding.model_copy(update={"bound": runnable})
-        return runnable, given
+        if tools and not any("tools" in binding.kwargs for binding in bindings):
+            chosen = {name: options[name] for name in ("tool_choice",) if options.get(name) is not None}
+            runnable = model.bind_tools(convert.openai_tools(tools), **chosen)
+            for binding in reversed(bindings):
+                runnable = binding.model_copy(update={"bound": runnable})
+    state: Any = {"messages": messages} if takes_state else messages
+    return replying(router, invoked(runnable, state, config, own), read=reply_of, draft=draft)
 
 
 def replying(
-    runnable: Runnable[Any, Any],
-    given: Any,
-    config: RunnableConfig,
-    *,
-    read: Callable[[Any], Reply[Any]],
-    options: Mapping[str, Any] | None = None,
-    draft: AIMessage | None = None,
+    router: Router, answering: Work, *, read: Callable[[Any], Reply[Any]], draft: AIMessage | None = None
 ) -> Work:
-    """The work of a target: its answer, read as a reply, or its error in the place of one."""
+    """The work of a router's target: its answer, read as a reply, or its error in the place of one."""
 
-    def steps() -> Steps[TargetReply[Any]]:
-        with _reviewing(draft):
-            try:
-                result = yield invoked(runnable, given, config, options)
-                return result if isinstance(result, Paused) else read(result)
-            except Exception as error:  # noqa: BLE001 - the router decides
-                return error
+    def steps() -> Steps[list[TargetReply[Any]]]:
+        token = _draft.set(draft)
+        try:
+            with escalating(router):
+                result = yield answering
+            return [result if isinstance(result, Paused) else read(result)]
+        except Exception as error:  # noqa: BLE001 - the router decides
+            return [error]
+        finally:
+            _draft.reset(token)
 
     return Work.of(steps)
 
@@ -77,12 +75,12 @@ def invoked(
 ) -> Work:
     """The work of a Runnable: its result, or `Paused` where LangGraph interrupts the graph around."""
     own = options or {}
+
+    def paused(error: Exception) -> Paused | Exception:
+        return Paused(error) if any(kind.__name__ == "GraphBubbleUp" for kind in type(error).__mro__) else error
+
     work = Work(lambda: runnable.invoke(given, config, **own), lambda: runnable.ainvoke(given, config, **own))
-    return work.replacing(_paused)
-
-
-def _paused(error: Exception) -> Paused | Exception:
-    return Paused(error) if any(kind.__name__ == "GraphBubbleUp" for kind in type(error).__mro__) else error
+    return work.replacing(paused)
 
 
 def reply_of(answer: Any) -> Reply[AIMessage]:
@@ -108,15 +106,6 @@ def reply_of(answer: Any) -> Reply[AIMessage]:
 _draft: ContextVar[AIMessage | None] = ContextVar("semgrad_guard_draft", default=None)
 
 
-@contextmanager
-def _reviewing(draft: AIMessage | None) -> Generator[None]:
-    token = _draft.set(draft)
-    try:
-        yield
-    finally:
-        _draft.reset(token)
-
-
 def withheld_draft() -> AIMessage | None:
     """Within an escalation target: the message that was not let through, for a person's review; None elsewhere.
 
@@ -128,19 +117,7 @@ def withheld_draft() -> AIMessage | None:
 # The form of a target.
 
 
-def require_runnable(target: object) -> None:
-    """Return if it is a Runnable.
-
-    Raises:
-        InputError: it is none.
-    """
-    if not isinstance(target, Runnable):
-        raise InputError(
-            f"escalate_to must be a Runnable, not a {type(target).__name__}; wrap a function in RunnableLambda"
-        )
-
-
-def _takes_state(runnable: Runnable[Any, Any]) -> bool:
+def wants_state(runnable: Runnable[Any, Any]) -> bool:
     """Whether a Runnable wants `{"messages": [...]}` in place of the messages themselves."""
     if chat_model_in(runnable) is not None:
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Unpack, cast
 
@@ -13,6 +13,7 @@ from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.memory import ChatMemoryBuffer
+from pydantic import TypeAdapter
 
 from llama_index_semgrad_guard.engines import GuardedChatEngine, GuardedQueryEngine
 from llama_index_semgrad_guard.records import text_of
@@ -21,7 +22,7 @@ from semgrad_guard.adapters.calibrating import Runs
 from semgrad_guard.adapters.examples import AnyGrader, RunOptions, calibrated
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Steps, Work, adrive, drive
+from semgrad_guard.guard.timing import Steps, Work, adrive, drive
 
 Engine = BaseQueryEngine | BaseChatEngine | BaseWorkflowAgent | Callable[[Any], Any]
 """What answers: an engine, guarded or not; an agent; or a function of the input, for own code and workflows."""
@@ -35,13 +36,7 @@ class EngineOptions(RunOptions, total=False):
 
 
 def calibrate_engine(
-    engine: Engine,
-    examples: Iterable[Any],
-    grader: AnyGrader,
-    *,
-    alpha: float,
-    delta: float,
-    **options: Unpack[EngineOptions],
+    engine: Engine, examples: Iterable[Any], grader: AnyGrader, **options: Unpack[EngineOptions]
 ) -> Calibration:
     """Run an engine on examples, grade what it delivers, and calibrate on the scores of its questions.
 
@@ -80,20 +75,14 @@ def calibrate_engine(
         GradingError: the grader cannot do its work.
         Exception: the engine's own.
     """
-    return drive(_calibrated(engine, examples, grader, alpha=alpha, delta=delta, **options))
+    return drive(_calibrated(engine, examples, grader, **options))
 
 
 async def acalibrate_engine(
-    engine: Engine,
-    examples: Iterable[Any],
-    grader: AnyGrader,
-    *,
-    alpha: float,
-    delta: float,
-    **options: Unpack[EngineOptions],
+    engine: Engine, examples: Iterable[Any], grader: AnyGrader, **options: Unpack[EngineOptions]
 ) -> Calibration:
     """Like `calibrate_engine`, by the engine's asynchronous methods."""
-    return await adrive(_calibrated(engine, examples, grader, alpha=alpha, delta=delta, **options))
+    return await adrive(_calibrated(engine, examples, grader, **options))
 
 
 def _calibrated(
@@ -161,19 +150,18 @@ def _with_memory(engine: Any, history: list[ChatMessage]) -> Any:
     return fresh
 
 
+_CONVERSATION: TypeAdapter[list[ChatMessage]] = TypeAdapter(list[ChatMessage])
+
+
 def _conversation(given: Any) -> tuple[list[ChatMessage], str]:
     """The messages before the last, and the last, which is the question."""
     if isinstance(given, str):
         return [], given
-    if not isinstance(given, (list, tuple)) or not given:
+    try:
+        *history, question = _CONVERSATION.validate_python(given)
+    except ValueError as error:
         raise InputError(
-            f"a chat engine is asked a text or a conversation, not a {type(cast('object', given)).__name__}"
-        )
-    messages: list[ChatMessage] = []
-    for message in cast("Sequence[Any]", given):
-        if isinstance(message, Mapping) and {"role", "content"} <= cast("Mapping[str, Any]", message).keys():
-            message = ChatMessage(role=cast("Any", message["role"]), content=cast("Any", message["content"]))
-        if not isinstance(message, ChatMessage):
-            raise InputError('a message of a conversation is {"role": ..., "content": ...}')
-        messages.append(message)
-    return messages[:-1], messages[-1].content or ""
+            'a chat engine is asked a text, or a conversation of messages {"role": ..., "content": ...}, not '
+            f"{given!r:.100}"
+        ) from error
+    return history, question.content or ""

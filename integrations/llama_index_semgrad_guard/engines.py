@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator
 from typing import Any, overload
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -10,13 +10,14 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.base.response.schema import PydanticResponse, Response
 from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine
 from llama_index.core.prompts.mixin import PromptDictType
-from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.schema import QueryBundle
 
 from llama_index_semgrad_guard.events import Source, reporting
 from llama_index_semgrad_guard.targets import UncertaintyRouterCallback, whole, work_of
 from semgrad_guard import METADATA_KEY
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Outcome, Steps, Work, adrive, answered, drive
+from semgrad_guard.guard.flow import Outcome, answered
+from semgrad_guard.guard.timing import Steps, Work, adrive, drive
 from semgrad_guard.records import digest_of
 
 QUESTION_KEY = "question"
@@ -116,43 +117,14 @@ class GuardedQueryEngine(BaseQueryEngine):
     def _get_prompt_modules(self) -> dict[str, Any]:
         return {}
 
-    def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """The engine's passages."""
-        return self.engine.retrieve(query_bundle)
-
-    def synthesize(
-        self,
-        query_bundle: QueryBundle,
-        nodes: list[NodeWithScore],
-        additional_source_nodes: Sequence[NodeWithScore] | None = None,
-    ) -> Any:
-        """As a query, of passages that are given."""
-        return drive(self._synthesized(query_bundle, nodes, additional_source_nodes))
-
-    async def asynthesize(
-        self,
-        query_bundle: QueryBundle,
-        nodes: list[NodeWithScore],
-        additional_source_nodes: Sequence[NodeWithScore] | None = None,
-    ) -> Any:
-        """As `synthesize`, on the event loop."""
-        return await adrive(self._synthesized(query_bundle, nodes, additional_source_nodes))
-
     def _query(self, query_bundle: QueryBundle) -> Any:
-        return drive(self._queried(query_bundle))
+        return drive(self._steps(query_bundle))
 
     async def _aquery(self, query_bundle: QueryBundle) -> Any:
-        return await adrive(self._queried(query_bundle))
+        return await adrive(self._steps(query_bundle))
 
-    def _queried(self, bundle: QueryBundle) -> Steps[Any]:
-        engine = self.engine
-        return self._steps(bundle, Work(lambda: engine.query(bundle), lambda: engine.aquery(bundle)))
-
-    def _synthesized(self, bundle: QueryBundle, *passages: Any) -> Steps[Any]:
-        engine, given = self.engine, (bundle, *passages)
-        return self._steps(bundle, Work(lambda: engine.synthesize(*given), lambda: engine.asynthesize(*given)))
-
-    def _steps(self, bundle: QueryBundle, run: Work) -> Steps[Any]:
+    def _steps(self, bundle: QueryBundle) -> Steps[Any]:
+        run = Work(lambda: self.engine.query(bundle), lambda: self.engine.aquery(bundle))
         outcome, metadata = yield from _asked(self.router, bundle.query_str, run, "query_engine")
         response = outcome.answer
         if outcome.verdict.escalated is None and isinstance(response, PydanticResponse):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
+from llama_index.core.async_utils import asyncio_run  # pyright: ignore[reportUnknownVariableType]
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.base.response.schema import PydanticResponse, Response
 from llama_index.core.evaluation import BaseEvaluator, EvaluationResult
@@ -19,7 +20,10 @@ from llama_index_semgrad_guard.llm import SemGradLLM
 from llama_index_semgrad_guard.records import get_verdict, text_of
 from semgrad_guard import METADATA_KEY, Policy, Verdict
 from semgrad_guard.errors import EmptyResponseError, InputError
-from semgrad_guard.guard import Terms, off_loop, settle, undecided
+from semgrad_guard.guard.decision import settle
+from semgrad_guard.guard.policy import Terms
+from semgrad_guard.guard.timing import off_loop
+from semgrad_guard.guard.verdicts import undecided, unscored
 from semgrad_guard.records import digest_of
 
 
@@ -71,7 +75,7 @@ class UncertaintyEvaluator(BaseEvaluator):
         try:
             verdict = await off_loop(partial(self._llm.score, self._prompt(query, contexts), response))
         except EmptyResponseError as error:
-            return self._invalid(query, response, contexts, str(error))
+            verdict = unscored(response, reason=str(error))
         return self._result(query, response, contexts, verdict)
 
     def evaluate_response(
@@ -82,8 +86,7 @@ class UncertaintyEvaluator(BaseEvaluator):
         Raises:
             InputError: the response is not a whole one.
         """
-        known = self._known(query, response)
-        return known or self.evaluate(query, **_parts(response), **kwargs)
+        return asyncio_run(self.aevaluate_response(query, response, **kwargs))
 
     async def aevaluate_response(
         self, query: str | None = None, response: Response | None = None, **kwargs: Any
@@ -95,23 +98,18 @@ class UncertaintyEvaluator(BaseEvaluator):
         Raises:
             InputError: the response is not a whole one.
         """
-        known = self._known(query, response)
-        return known or await self.aevaluate(query, **_parts(response), **kwargs)
-
-    def _known(self, query: str | None, response: Response | None) -> EvaluationResult | None:
         if response is None:
-            return None
+            return await self.aevaluate(query, **kwargs)
         if not isinstance(response, (Response, PydanticResponse)):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
             advice = "a text goes to evaluate(query=..., response=...), a stream is read first (get_response())"
             raise InputError(f"evaluate_response takes a whole response, not a {type(response).__name__}: {advice}")
-        record: Any = (response.metadata or {}).get(METADATA_KEY)
-        if isinstance(record, Mapping):  # it may be about another text or another query
-            fields = cast("Mapping[str, Any]", record)
-            of_query = query is not None and fields.get(QUESTION_KEY) == digest_of(query)
-            if not of_query or fields.get("digest") != digest_of(text_of(response)):
-                return None
+        text, contexts = text_of(response), [node.get_content() for node in response.source_nodes]
+        record: Any = (response.metadata or {}).get(METADATA_KEY) or {}
         verdict = get_verdict(response)  # raises where the record is damaged
-        return None if verdict is None else self._result(query, **_parts(response), verdict=verdict)
+        of_query = query is not None and record.get(QUESTION_KEY) == digest_of(query)
+        if verdict is None or not of_query or record.get("digest") != digest_of(text):
+            return await self.aevaluate(query, text, contexts, **kwargs)
+        return self._result(query, text, contexts, verdict)
 
     def _prompt(self, query: str, contexts: Sequence[str] | None) -> list[ChatMessage]:
         if not contexts:
@@ -119,37 +117,20 @@ class UncertaintyEvaluator(BaseEvaluator):
         return self._template.format_messages(llm=self._llm, context_str="\n\n".join(contexts), query_str=query)
 
     def _result(
-        self, query: str | None, response: str | None, contexts: Sequence[str] | None, verdict: Verdict
+        self, query: str | None, response: str, contexts: Sequence[str] | None, verdict: Verdict
     ) -> EvaluationResult:
+        known: dict[str, Any] = {"query": query, "response": response, "contexts": contexts}
         if verdict.uncertainty is None:
-            return self._invalid(query, response, contexts, verdict.reason or "the response carries no score")
+            reason = verdict.reason or "the response carries no score"
+            passing = self._policy.decide(None, can_escalate=False) == "answer"
+            return EvaluationResult(
+                **known, passing=passing, feedback=reason, invalid_result=True, invalid_reason=reason
+            )
         draft = undecided(verdict)  # a guard may have decided about it, by another policy
         decided = settle(draft, Terms(policy=self._policy)).verdict
         return EvaluationResult(
-            query=query,
-            response=response,
-            contexts=contexts,
+            **known,
             passing=decided.action == "answer" and all(one.action == "deliver" for one in decided.sentences),
             score=decided.confidence,
             feedback=decided.reason or f"uncertainty {decided.uncertainty:.4g} is within the threshold",
         )
-
-    def _invalid(
-        self, query: str | None, response: str | None, contexts: Sequence[str] | None, reason: str
-    ) -> EvaluationResult:
-        return EvaluationResult(
-            query=query,
-            response=response,
-            contexts=contexts,
-            passing=self._policy.decide(None, can_escalate=False) == "answer",
-            feedback=reason,
-            invalid_result=True,
-            invalid_reason=reason,
-        )
-
-
-def _parts(response: Response | PydanticResponse | None) -> dict[str, Any]:
-    """A response's text and contexts, as `evaluate` takes them."""
-    if response is None:
-        return {}
-    return {"response": text_of(response), "contexts": [node.get_content() for node in response.source_nodes]}

@@ -19,7 +19,7 @@ from llama_index.core.base.llms.types import (
     LogProb,
 )
 from llama_index.core.llms import callbacks
-from pydantic import BeforeValidator, Field, SkipValidation, field_validator
+from pydantic import Field, SkipValidation, field_validator
 
 from llama_index_semgrad_guard.events import report, reporting
 from llama_index_semgrad_guard.records import (
@@ -34,30 +34,25 @@ from llama_index_semgrad_guard.records import (
     to_conversation,
 )
 from llama_index_semgrad_guard.targets import UncertaintyRouterCallback, work_of
-from llama_index_semgrad_guard.tool_gate import TURN, Turn
-from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
+from llama_index_semgrad_guard.tool_gate import TURN
+from semgrad_guard import (
+    METADATA_KEY,
+    Estimator,
+    Generation,
+    GenerationOptions,
+    LanguageModel,
+    Message,
+    Policy,
+    Verdict,
+)
 from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm, openai_logprobs
 from semgrad_guard.adapters.settings import LocalModelFields, template_calls_tools
+from semgrad_guard.engine.answers.writing import Piece, ThoughtPiece
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import (
-    Draft,
-    Live,
-    LiveAnswer,
-    Outcome,
-    Piece,
-    Question,
-    SentencePiece,
-    StreamSteps,
-    Terms,
-    ThoughtPiece,
-    Ticket,
-    arun_stream,
-    as_estimator,
-    question_of,
-    run_stream,
-    streamed,
-    unscored,
-)
+from semgrad_guard.guard.flow import Draft, Outcome
+from semgrad_guard.guard.policy import Terms
+from semgrad_guard.guard.question import question_of
+from semgrad_guard.guard.streams import SentencePiece, StreamSteps, arun_stream, run_stream, streamed
 
 _TAKEN_OVER = {
     "max_tokens": "max_new_tokens",
@@ -112,16 +107,7 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
     top_logprobs: int = Field(default=0, ge=0, le=20)
     """With `logprobs`: how many of the likeliest tokens at each place follow the one that was written."""
 
-    estimator: Annotated[Estimator, SkipValidation, BeforeValidator(as_estimator)] = Field(
-        default_factory=HybridGrad, exclude=True
-    )
-    """An estimator, or its name; or a calibration or a policy, for the one that it was made with. Default: that of the
-    router's calibration, or HybridGrad."""
-
     def __init__(self, model: str | None = None, /, **fields: Any) -> None:
-        router = UncertaintyRouterCallback.read(fields.get("router"))
-        if router and "estimator" not in fields and router.policy.calibration is not None:
-            fields["estimator"] = router.policy
         super().__init__(**({} if model is None else {"model": model}), **fields)
 
     @classmethod
@@ -186,23 +172,23 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         conversation = prompt if isinstance(prompt, str) else to_conversation(prompt)
         if not isinstance(conversation, str) and calls_tools(conversation):
             _ = self.language_model.tool_format  # a template without tools would leave the calls out
-        return self._assessed(self.language_model.evidence(conversation, response))
+        return self._assessed(self.language_model.evidence(conversation, response), self._policy)
 
     # One answer: drafted, scored and decided about before it leaves.
 
-    def _pieces(self, prompt: Prompt, kwargs: Mapping[str, Any], *, is_live: bool) -> Any:
-        """The steps of one answer; a stream belongs to the question in which it was asked for, wherever it is read."""
+    def _pieces(self, prompt: Prompt, kwargs: Mapping[str, Any], *, is_live: bool) -> StreamSteps[Chunk, None]:
+        """The pieces of what goes out, and at the end the whole with its record.
+
+        A stream belongs to the question in which it was asked for, wherever it is read.
+        """
         also = frozenset({"formatted"})
         if not isinstance(prompt, str):
             also |= FORM_OPTIONS
             to_conversation(prompt)  # what cannot be read is an error of the call, and not of the stream
-        live = partial(self._live, prompt, AnswerForm.of(kwargs), self._writing(kwargs, also=also), is_live=is_live)
-        return self._answered(prompt, live, question_of(self.router), TURN.get())
-
-    def _answered(
-        self, prompt: Prompt, live: Callable[[Terms | None], Live], question: Question | None, turn: Turn | None
-    ) -> StreamSteps[Chunk, None]:
-        """The pieces of what goes out, and at the end the whole with its record."""
+        form, writing = AnswerForm.of(kwargs), self._writing(kwargs, also=also)
+        question, turn, terms = question_of(self.router), TURN.get(), None
+        if self.router:
+            terms = reporting(self.router.terms if question is None else question.terms, "llm")
         text = thought = ""
 
         def show(step: Piece | SentencePiece | Outcome[Any]) -> Iterator[Chunk]:
@@ -221,12 +207,9 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
                 text += new
                 yield Chunk(text, new, thought)
 
-        terms = None
-        if self.router:
-            terms = reporting(self.router.terms if question is None else question.terms, "llm")
-        yield from streamed(
+        return streamed(
             terms,
-            live(terms),
+            self._live(prompt, form, writing, terms, is_live=is_live),
             lambda _: work_of(self.router.escalate_to, prompt),
             show=show,
             question=question,
@@ -235,26 +218,24 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
 
     def _live(
         self, prompt: Prompt, form: AnswerForm, writing: GenerationOptions, terms: Terms | None, *, is_live: bool
-    ) -> Live:
-        """The writing of a draft; read, scored and taken apart in the model's thread."""
+    ) -> StreamSteps[Piece, Draft[Chunk]]:
+        """The steps of writing a draft."""
+        return self._answering(
+            lambda: prompt if isinstance(prompt, str) else form.instructed(self._shown(prompt)),
+            form,
+            writing,
+            partial(self._drafted, form),
+            terms=terms,
+            policy=self._policy,
+            is_live=is_live,
+            is_scored=self.router is not False,
+        )
 
-        def submit(on_piece: Callable[[Piece], None]) -> Ticket[Draft[Chunk]]:
-            model = self.language_model
-            shown = prompt if isinstance(prompt, str) else form.instructed(self._shown(prompt))
-            request: Any = self._answerer(replace(writing, grammar=form.grammar(model))).request(
-                shown,
-                on_piece=on_piece if is_live else None,
-                template_options=form.template_options,
-                terms=terms,
-                structure=None if self.router is False else form.structure,
-            )
-            if self.router is False:
-                request = replace(request, finish=_unscored)
-            return model.submit(request.then(partial(self._drafted, form=form)))
+    @property
+    def _policy(self) -> Policy | None:
+        return self.router.policy if self.router else None
 
-        return LiveAnswer(submit)
-
-    def _shown(self, messages: Sequence[ChatMessage]) -> Any:
+    def _shown(self, messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
         """A conversation as this model reads it.
 
         Where agents share a memory, it holds calls of tools that another model made. For a chat template without tools
@@ -266,7 +247,7 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         kept = [message for message in conversation if message.content.strip() or not message.tool_calls]
         return tuple(replace(message, tool_calls=()) for message in kept)
 
-    def _drafted(self, draft: Draft[Generation], form: AnswerForm) -> Draft[Chunk]:
+    def _drafted(self, form: AnswerForm, draft: Draft[Generation], estimator: Estimator) -> Draft[Chunk]:
         """The draft as LlamaIndex gets it. A call that cannot be read is a part of the text, as the model wrote it."""
         model, verdict = self.language_model, draft.verdict
         found = form.taken_apart(model, draft.answer)
@@ -275,7 +256,7 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
             verdict = verdict.revised(text=text, sentences=())
         verdict = verdict.revised(tool_calls=tuple(found.calls))
         wanted, top = self.logprobs and self.router is not False, self.top_logprobs
-        logprobs = _logprobs(model, self.estimator, draft.answer, top=top) if wanted else None
+        logprobs = _logprobs(model, estimator, draft.answer, top=top) if wanted else None
         answer = Chunk(text, record=raw_record(draft.answer, self.model), logprobs=logprobs)
         trusted = bool(self.router) and not found.broken and self.router.trusts(found.calls)
         return Draft(verdict, answer, draft.prompt, trusted=trusted, irreplaceable=A_STRUCTURE if form.is_owed else "")
@@ -350,11 +331,6 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         """As `stream_complete`, on the event loop."""
         pieces = arun_stream(self._pieces(prompt, kwargs, is_live=True))
         return (completion(piece) async for piece in pieces if piece.thought_delta is None)
-
-
-def _unscored(found: list[Generation]) -> Draft[Generation]:
-    verdict = unscored(found[0].text, reason="a helper's answer has no score")
-    return Draft(verdict, found[0], found[0].prompt.form)
 
 
 def _logprobs(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole
+from llama_index.core.base.llms.types import ChatResponse, CompletionResponse, MessageRole
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine, StreamingAgentChatResponse
 from llama_index.core.llms.llm import LLM
@@ -15,7 +14,10 @@ from llama_index.core.workflow import Context, HumanResponseEvent, InputRequired
 from llama_index_semgrad_guard.records import Prompt, decided_of, fields_of, text_of
 from semgrad_guard import Verdict
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Reply, Router, Steps, Work, external, off_loop
+from semgrad_guard.guard.flow import Reply
+from semgrad_guard.guard.question import Router
+from semgrad_guard.guard.timing import Steps, Work, off_loop
+from semgrad_guard.guard.verdicts import external
 
 
 class UncertaintyRouterCallback(Router):
@@ -50,17 +52,14 @@ def _called(target: Any, question: Prompt) -> Work:
             return Work(lambda: target.complete(question), lambda: target.acomplete(question))
         return Work(lambda: target.chat(question), lambda: target.achat(question))
     if isinstance(target, BaseQueryEngine | BaseChatEngine):
-        text = question if isinstance(question, str) else _last(question)
+        if not isinstance(question, str):  # an engine finds the rest by itself
+            users = [message for message in question if message.role == MessageRole.USER]
+            question = (users or list(question))[-1].content or ""
+        text = question
         if isinstance(target, BaseQueryEngine):
             return Work(lambda: target.query(text), lambda: target.aquery(text))
         return Work(lambda: target.chat(text), lambda: target.achat(text))
     return Work.calling(target, question, instead="the asynchronous method")
-
-
-def _last(messages: Sequence[ChatMessage]) -> str:
-    """What the user asked last; an engine finds the rest by itself."""
-    users = [message for message in messages if message.role == MessageRole.USER]
-    return (users or list(messages))[-1].content or ""
 
 
 def _reply(answer: Any) -> Reply[Any]:

@@ -17,15 +17,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from semgrad_guard.calibration import Binding
-from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
+from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard.cut_answers import without_cut_score
+from semgrad_guard.grading.candidates import FREE
+from semgrad_guard.guard.decision import without_cut_score
 from semgrad_guard.guard.question import Router, asking
 from semgrad_guard.guard.timing import Steps, Work, adrive, drive
 from semgrad_guard.guard.verdicts import UNSCORED, RecordedDraft, RecordedScore, binding_of, doubt_of, recording
@@ -52,12 +54,8 @@ class Example:
         return given if isinstance(given, str) else json.dumps(given, default=str)
 
 
-@dataclass(frozen=True)
-class Ran:
-    """The text that one run delivered, and the drafts that were scored on the way."""
-
-    text: str
-    drafts: Sequence[RecordedDraft]
+Ran = tuple[str, Sequence[RecordedDraft]]
+"""The text that one run delivered, and the drafts that were scored on the way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +103,7 @@ class Runs(ABC):
             unscored = [one.verdict.reason for one in recorder.drafts if one.verdict.status == "unscored"]
             if unscored:
                 raise CalibrationError(f"The answer has no score to calibrate: {unscored[0]}. Leave it out.")
-            return Ran(self.output(made), recorder.drafts)
+            return self.output(made), recorder.drafts
         except Exception as error:  # noqa: BLE001 - raised by `collected`, with its example
             return error
 
@@ -155,8 +153,7 @@ def collected(
     examples: Sequence[Example],
     runs: Runs,
     *,
-    recorded: Sequence[Estimator] = (),
-    needed: Sequence[str] = (),
+    needed: Sequence[Estimator] = (),
     record: Path | None = None,
     max_concurrency: int = 1,
     progress: Progress | bool = True,
@@ -166,8 +163,8 @@ def collected(
     Args:
         examples: the inputs.
         runs: answers them.
-        recorded: estimators by which the drafts are scored, besides the model's own.
-        needed: the estimators whose scores every example needs, besides the model's own.
+        needed: the estimators whose scores every example needs, besides the model's own. Those that cost nothing are
+            recorded as well.
         record: a JSON Lines file that keeps every answer with its prompts; an interrupted run resumes from it.
         max_concurrency: how many inputs are passed on together.
         progress: True: a line on stderr; a function is called with (done, in all); False: silence.
@@ -180,23 +177,23 @@ def collected(
     if max_concurrency < 1:
         raise InputError(f"max_concurrency must be at least 1, not {max_concurrency}")
     report: Progress = _line if progress is True else progress or unwatched
-    numbers = {example.key: number for number, example in reversed(list(enumerate(examples, start=1)))}
-    with _opened(record, runs.name, numbers) as kept:
+    recorded = tuple({estimator.name: estimator for estimator in (*FREE, *needed)}.values())
+    names = [estimator.name for estimator in needed]
+    distinct = {example.key: (number, example) for number, example in reversed(list(enumerate(examples, start=1)))}
+    with _opened(record, runs.name, distinct) as kept:
         done = {} if kept is None else dict(kept.rows)
-        scored = ((name, row) for row in done.values() if row.binding for name in needed)
+        scored = ((name, row) for row in done.values() if row.binding for name in names)
         if missing := next((name for name, row in scored if name not in row.scores), None):
             raise InputError(f"{record} holds no scores by {missing}. Choose another file for this estimator.")
-        distinct = {example.key: example for example in examples}
-        waiting = [example for key, example in distinct.items() if key not in done]
-        report(len(done), len(numbers))
+        waiting = sorted((pair for key, pair in distinct.items() if key not in done), key=itemgetter(0))
+        report(len(done), len(distinct))
         while waiting:
             batch, waiting = waiting[:max_concurrency], waiting[max_concurrency:]
-            results = yield runs.work([example.input for example in batch], recorded)
+            results = yield runs.work([example.input for _, example in batch], recorded)
             failed: list[Exception] = []
-            for example, result in zip(batch, results, strict=True):
-                number = numbers[example.key]
+            for (number, example), result in zip(batch, results, strict=True):
                 try:
-                    answered = _answered(example, result, number, done.values(), needed)
+                    answered = _answered(example, result, number, done.values(), names)
                 except Exception as error:  # noqa: BLE001 - raised once the others of the batch are kept
                     error.add_note(f"This was example {number} of {len(examples)}.")
                     failed.append(error)
@@ -206,8 +203,13 @@ def collected(
                 done[example.key] = answered
             if failed:
                 raise failed[0]
-            report(len(done), len(numbers))
+            report(len(done), len(distinct))
     return [done[example.key] for example in examples]
+
+
+def _line(done: int, total: int) -> None:
+    """How far the work is: a line on stderr, rewritten."""
+    print(f"\rAnswering: {done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -215,7 +217,8 @@ def _opened(path: Path | None, chain: str, keys: Collection[str]) -> Generator[J
     """The record, for as long as this lasts; None if there is none.
 
     Raises:
-        InputError: it is of another chain or of other examples, or cannot be written.
+        BindingMismatchError: it is of another chain.
+        InputError: it is of other examples, or cannot be written.
     """
     if path is None:
         yield None
@@ -225,14 +228,7 @@ def _opened(path: Path | None, chain: str, keys: Collection[str]) -> Generator[J
             "a record is continued for the same chain alone: give the chain a name with a version, "
             "name='support-bot 3', and another one when its documents, prompts or code change"
         )
-    try:
-        record = JobRecord(path, {"chain": chain}, AnsweredExample, kind="examples")
-    except BindingMismatchError as error:
-        raise InputError(
-            f"{path} is not a record of this chain: {error.differences}. Choose another file, or delete it to begin "
-            "anew."
-        ) from error
-    with record:
+    with JobRecord(path, {"chain": chain}, AnsweredExample, kind="examples") as record:
         if record.rows.keys() - keys:
             raise InputError(
                 f"{path} answers an input that is not among the examples. Choose another file for other examples."
@@ -251,9 +247,10 @@ def _answered(
     """
     if isinstance(ran, Exception):
         raise ran
-    if not ran.drafts:  # nothing was retrieved, say
-        return AnsweredExample(key=example.key, text=ran.text, uncertainty=None, binding=None, prompt=None)
-    draft = max(ran.drafts, key=lambda one: doubt_of(one.verdict))
+    text, drafts = ran
+    if not drafts:  # nothing was retrieved, say
+        return AnsweredExample(key=example.key, text=text, uncertainty=None, binding=None, prompt=None)
+    draft = max(drafts, key=lambda one: doubt_of(one.verdict))
     bound = None if draft.verdict.estimator == UNSCORED else binding_of(draft.verdict)
     before = next((answer.binding for answer in others if answer.binding is not None), bound)
     if bound is not None and before is not None and before != bound:
@@ -267,18 +264,19 @@ def _answered(
             "that estimator itself, and leave estimator=... out."
         )
     prompts = {
-        id(one): one.prompt if len(ran.drafts) == 1 or one.prompt is None else replace(one.prompt, question=example.key)
-        for one in ran.drafts
+        id(one): one.prompt if len(drafts) == 1 or one.prompt is None else replace(one.prompt, question=example.key)
+        for one in drafts
     }
+    names = set(drafts[0].scores).intersection(*(one.scores for one in drafts))
     return AnsweredExample(
         key=example.key,
-        text=ran.text,
+        text=text,
         uncertainty=draft.verdict.uncertainty,
         binding=bound,
         prompt=prompts.pop(id(draft)),
         cut=draft.verdict.details.cut,
-        cut_calls=_cut_calls(ran.drafts),
-        scores=_worst_scores(ran.drafts),
+        cut_calls=_cut_calls(drafts),
+        scores={name: max((one.scores[name] for one in drafts), key=doubt_of) for name in sorted(names)},
         others=tuple(prompt for prompt in prompts.values() if prompt is not None),
     )
 
@@ -287,17 +285,6 @@ def _cut_calls(drafts: Sequence[RecordedDraft]) -> OnCut | None:
     verdicts = [one.verdict for one in drafts]
     rules: tuple[OnCut, ...] = ("unscored", "abstain")
     return next((rule for rule in rules if any(without_cut_score(one, rule) is not one for one in verdicts)), None)
-
-
-def _worst_scores(drafts: Sequence[RecordedDraft]) -> dict[str, RecordedScore]:
-    """Of each estimator the score of the question: that of its least certain call."""
-    names = set(drafts[0].scores).intersection(*(one.scores for one in drafts))
-    return {name: max((one.scores[name] for one in drafts), key=doubt_of) for name in sorted(names)}
-
-
-def _line(done: int, total: int) -> None:
-    """How far the work is: a line on stderr, rewritten."""
-    print(f"\rAnswering: {done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
 
 def _example(given: Any, number: int) -> Example:
@@ -317,8 +304,5 @@ def _example(given: Any, number: int) -> Example:
             f"example {number} needs a right answer as text, or several; None or [] where no answer is right but an "
             "abstention"
         )
-    return Example(question, answers, _key_of(question))
-
-
-def _key_of(question: Any) -> str:
-    return hashlib.sha256(json.dumps(question, sort_keys=True, default=repr).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps(question, sort_keys=True, default=repr).encode()).hexdigest()[:16]
+    return Example(question, answers, key)

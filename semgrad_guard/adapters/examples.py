@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, TypedDict, cast
+from typing import Any, Required, TypedDict, cast
 
 from semgrad_guard.adapters.calibrating import AnsweredExample, Runs, collected, read_examples
 from semgrad_guard.calibration import Binding, Calibration
@@ -25,7 +25,6 @@ from semgrad_guard.grading import AnswerGrader, AnswerToGrade, Grader
 from semgrad_guard.grading.by_name import load_graders, no_verdict
 from semgrad_guard.grading.candidates import (
     CANDIDATES,
-    FREE,
     LABEL_FREE,
     LearningSet,
     Outcome,
@@ -42,81 +41,6 @@ from semgrad_guard.questions.job_record import Progress, number_of_try
 from semgrad_guard.records import digest_of
 from semgrad_guard.settings import OnCut
 
-
-@dataclass(frozen=True)
-class ChosenEstimator:
-    """The request: None for the model's own, "auto" for the best, or an estimator; a learned one without weights is
-    fitted on a part of the examples."""
-
-    request: Any
-
-    @classmethod
-    def of(cls, request: Any) -> Self:
-        """The request, checked: a name as on the command line, or an estimator.
-
-        Raises:
-            InputError: no such name, or not an estimator.
-        """
-        if request is None or request == "auto":
-            return cls(request)
-        if isinstance(request, str):
-            return cls(named_estimator(request))
-        found: Any = request if isinstance(request, FusedStates) else as_estimator(request)
-        if not callable(found) or not hasattr(found, "objective"):
-            raise InputError(f"an estimator is one such as HybridGrad(), its name or 'auto', not {request!r}")
-        return cls(found)
-
-    @property
-    def needed(self) -> tuple[Estimator, ...]:
-        """The estimators whose scores of every example are needed, besides the model's own."""
-        if self.request is None:
-            return ()
-        if self.request == "auto":
-            return CANDIDATES
-        return (self.request, LABEL_FREE) if _is_unfitted(self.request) else (self.request,)
-
-    @property
-    def recorded(self) -> tuple[Estimator, ...]:
-        """Those whose scores the record keeps."""
-        return tuple({estimator.name: estimator for estimator in (*FREE, *self.needed)}.values())
-
-    def outcome(
-        self, answered: Sequence[AnsweredExample], correct: Sequence[bool], binding: Binding, **how: Any
-    ) -> Outcome:
-        """The calibration on answered and graded examples; `how` are further options of `calibrate`."""
-
-        def scored(name: str) -> list[RecordedScore | None]:
-            return [one.scores.get(name) for one in answered]
-
-        def bind(estimator: Estimator) -> Binding:
-            bound = next(score for score in scored(estimator.name) if score is not None)
-            settings = {**bound.settings, **estimator.settings()}
-            return binding.model_copy(update={"estimator": estimator.name, "settings": settings})
-
-        names = dict.fromkeys(name for one in answered for name in one.scores)
-        graded = LearningSet(
-            [one.key for one in answered],
-            list(correct),
-            {name: [score and score.features for score in scored(name)] for name in names if name in NEEDS_LABELS},
-            {name: [score and score.uncertainty for score in scored(name)] for name in names},
-            [one.prompt and (one.prompt, *one.others) for one in answered],
-        )
-        if self.request is None:
-            own = {**graded.uncertainties, binding.estimator: [one.uncertainty for one in answered]}
-            return calibrate_scored(replace(graded, uncertainties=own), binding.estimator, binding=binding, **how)
-        # Copies would be on both sides of a split; of traffic, every row is a draw by itself.
-        apart = graded if how.get("copies") == "keep" else graded.distinct()
-        if self.request == "auto":
-            return calibrate_best(apart, bind=bind, **how)
-        if _is_unfitted(self.request):
-            return calibrate_learned(apart, self.request, bind=bind, **how)
-        return calibrate_scored(graded, self.request.name, binding=bind(self.request), **how)
-
-
-def _is_unfitted(estimator: Any) -> bool:
-    return isinstance(estimator, FusedStates) and estimator.weights is None
-
-
 AnyGrader = str | Grader | AnswerGrader | Callable[[str, Sequence[str]], Grade]
 """A grader, its name (as on the command line), or a function of the delivered text and the right answers."""
 
@@ -125,7 +49,7 @@ class ExampleOptions(TypedDict, total=False):
     """The options of a calibration on examples (see `ExampleCalibration`)."""
 
     labels: str | Path | None
-    estimator: Estimator | Calibration | str | None
+    estimator: Estimator | str | None
     upstream: str | None
     copies: Copies
     tries: int
@@ -135,27 +59,14 @@ class ExampleOptions(TypedDict, total=False):
 class RunOptions(ExampleOptions, total=False):
     """The options of a calibration that runs a chain or an engine on its examples (see `collected`)."""
 
+    alpha: Required[float]
+    delta: Required[float]
     record: str | Path | None
     max_concurrency: int
     progress: Progress | bool
 
 
 logger = logging.getLogger("semgrad_guard")
-
-
-def as_grader(grader: AnyGrader) -> AnswerGrader:
-    """The grader itself, or the one of this name or function.
-
-    Raises:
-        InputError: no such name, or neither a grader nor a function.
-    """
-    if isinstance(grader, str):
-        return load_graders([grader])[0]
-    if isinstance(getattr(grader, "name", None), str) and hasattr(grader, "grade"):
-        return cast("AnswerGrader", grader)
-    if callable(grader):
-        return _Function(cast("Callable[[str, Sequence[str]], Grade]", grader))
-    raise InputError(f"a grader is a name, a grader object or a function, not a {type(grader).__name__}")
 
 
 class ExampleCalibration:
@@ -191,11 +102,21 @@ class ExampleCalibration:
         self._upstream: str | None = options.pop("upstream", None)
         given: str | Path | None = options.pop("labels", None)
         self._labels = None if given is None else Path(given)
-        self.estimator = ChosenEstimator.of(options.pop("estimator", None))
+        self._estimator = _chosen(options.pop("estimator", None))
+        self._is_fitted_here = isinstance(self._estimator, FusedStates) and self._estimator.weights is None
         self._on_cut: OnCut = options.pop("on_cut", "unscored")
         declared("on_cut", OnCut).require(self._on_cut)
         self._options = options
-        self.grader, self.examples = as_grader(grader), read_examples(examples)
+        self.grader, self.examples = _grader(grader), read_examples(examples)
+
+    @property
+    def needed(self) -> tuple[Estimator, ...]:
+        """The estimators whose scores of every example are needed, besides the model's own."""
+        if self._estimator is None:
+            return ()
+        if self._estimator == "auto":
+            return CANDIDATES
+        return (self._estimator, LABEL_FREE) if self._is_fitted_here else (self._estimator,)
 
     def __call__(self, answered: Sequence[AnsweredExample], *, record: Path | None = None) -> Calibration:
         """Grade the delivered texts, in the examples' order, and calibrate on them.
@@ -221,20 +142,19 @@ class ExampleCalibration:
         if graded and not rows:
             raise CalibrationError(ALL_ABSTAINED)
         kept = [answered[i].judged(self._on_cut) for i in rows]
-        binding = self._binding(kept, of_questions=any(one.others for one in answered))
-        self._tell_of_cuts(kept, correct)
-        named = {"grader": name, "upstream": self._upstream, "on_cut": self._on_cut}
-        named |= _ends([one.cut for one in answered])
-        outcome = self.estimator.outcome(
-            kept,
-            correct,
-            binding.model_copy(update=named),
-            **self._rates,
-            **self._options,
-            **self._tries(kept, correct, record),
-        ).with_abstentions(len(graded) - len(rows))
+        binding = self._binding(kept, answered).model_copy(update={"grader": name})
+        how = {**self._rates, **self._options}
+        if record is not None and "tries" not in how:
+            labels = [(one.key, right) for one, right in zip(kept, correct, strict=True)]  # a split looks at the order
+            chosen = {"estimator": repr(self._estimator), "copies": repr(how.get("copies")), "on_cut": self._on_cut}
+            how["tries"] = number_of_try(record, {**chosen, "labels": digest_of(json.dumps(labels)), **self._rates})
+        outcome = self._outcome(kept, correct, binding, how)
+        cut = [right for one, right in zip(kept, correct, strict=True) if one.cut_calls is not None]
         choice, effect = outcome.calibration.choice, outcome.effect
         remarks = [
+            f"{len(cut)} of {len(kept)} answers were cut off by max_tokens, {cut.count(False)} of them wrong: raise it."
+            if cut
+            else None,
             None if people or None not in verdicts else no_verdict(verdicts.count(None), len(verdicts), name),
             doubt([verdicts[i] for i in graded], name),
             choice.reason if choice is not None and choice.asked not in ("auto", choice.estimator) else None,
@@ -242,45 +162,7 @@ class ExampleCalibration:
         ]
         for remark in filter(None, remarks):
             logger.warning("semgrad-guard: %s", remark)
-        return outcome.calibration
-
-    def _binding(self, answered: Sequence[AnsweredExample], *, of_questions: bool) -> Binding:
-        """That of the answers; a question that took several is bound as a whole."""
-        binding = next((one.binding for one in answered if one.binding is not None), None)
-        if binding is None:
-            raise CalibrationError(
-                "No example made a scored call, so there is no score to calibrate. The model that answers must be one "
-                "that semgrad-guard scores, and no helper (and its answers must not come from a cache)."
-            )
-        if not of_questions:
-            return binding
-        if _is_unfitted(self.estimator.request):
-            raise CalibrationError(
-                "These questions took several answers each, and a learned estimator is fitted on single ones. Choose "
-                "an estimator that needs no labels, such as 'max_probability'."
-            )
-        return binding.model_copy(update={"settings": QUESTIONS.among(binding.settings)})
-
-    def _tries(
-        self, answered: Sequence[AnsweredExample], correct: Sequence[bool], record: Path | None
-    ) -> dict[str, Any]:
-        """The number of this calibration among those on the labels of a record."""
-        if record is None or "tries" in self._options:
-            return {}
-        labels = [(one.key, right) for one, right in zip(answered, correct, strict=True)]  # a split looks at the order
-        how = {"estimator": repr(self.estimator.request), "copies": repr(self._options.get("copies"))}
-        how["on_cut"] = self._on_cut
-        return {"tries": number_of_try(record, {**how, "labels": digest_of(json.dumps(labels)), **self._rates})}
-
-    def _tell_of_cuts(self, answered: Sequence[AnsweredExample], correct: Sequence[bool]) -> None:
-        cut = [right for one, right in zip(answered, correct, strict=True) if one.cut_calls is not None]
-        if cut:
-            logger.warning(
-                "semgrad-guard: %d of %d answers were cut off by max_tokens, %d of them wrong: raise it.",
-                len(cut),
-                len(answered),
-                cut.count(False),
-            )
+        return outcome.with_abstentions(abstained).calibration
 
     def _grades(self, answered: Sequence[AnsweredExample]) -> tuple[Verdicts, str]:
         """The grades in order, None where there is no label or no verdict, and whose they are."""
@@ -296,6 +178,62 @@ class ExampleCalibration:
         items = [AnswerToGrade(example.question, answer.text, example.answers) for example, answer in pairs]
         verdicts = iter(self.grader.grade([item for item in items if item.text.strip()]))
         return [next(verdicts) if item.text.strip() else False for item in items], self.grader.name
+
+    def _binding(self, kept: Sequence[AnsweredExample], answered: Sequence[AnsweredExample]) -> Binding:
+        """That of the answers; a question that took several is bound as a whole."""
+        binding = next((one.binding for one in kept if one.binding is not None), None)
+        if binding is None:
+            raise CalibrationError(
+                "No example made a scored call, so there is no score to calibrate. The model that answers must be one "
+                "that semgrad-guard scores, and no helper (and its answers must not come from a cache)."
+            )
+        limits = [one.cut for one in answered if isinstance(one.cut, int)]
+        facts: dict[str, Any] = {
+            "upstream": self._upstream,
+            "on_cut": self._on_cut,
+            "max_tokens": max(limits, default=0),  # 0: none was cut off
+            "stop": tuple(sorted({one.cut for one in answered if isinstance(one.cut, str)})),
+        }
+        if any(one.others for one in answered):
+            if self._is_fitted_here:
+                raise CalibrationError(
+                    "These questions took several answers each, and a learned estimator is fitted on single ones. "
+                    "Choose an estimator that needs no labels, such as 'max_probability'."
+                )
+            facts["settings"] = QUESTIONS.among(binding.settings)
+        return binding.model_copy(update=facts)
+
+    def _outcome(
+        self, answered: Sequence[AnsweredExample], correct: Sequence[bool], binding: Binding, how: dict[str, Any]
+    ) -> Outcome:
+        """The calibration on answered and graded examples; `how` are further options of `calibrate`."""
+
+        def scored(name: str) -> list[RecordedScore | None]:
+            return [one.scores.get(name) for one in answered]
+
+        def bind(estimator: Estimator) -> Binding:
+            bound = next(score for score in scored(estimator.name) if score is not None)
+            settings = {**bound.settings, **estimator.settings()}
+            return binding.model_copy(update={"estimator": estimator.name, "settings": settings})
+
+        names = dict.fromkeys(name for one in answered for name in one.scores)
+        graded = LearningSet(
+            [one.key for one in answered],
+            list(correct),
+            {name: [score and score.features for score in scored(name)] for name in names if name in NEEDS_LABELS},
+            {name: [score and score.uncertainty for score in scored(name)] for name in names},
+            [one.prompt and (one.prompt, *one.others) for one in answered],
+        )
+        if self._estimator is None:
+            own = {**graded.uncertainties, binding.estimator: [one.uncertainty for one in answered]}
+            return calibrate_scored(replace(graded, uncertainties=own), binding.estimator, binding=binding, **how)
+        # Copies would be on both sides of a split; of traffic, every row is a draw by itself.
+        apart = graded if how.get("copies") == "keep" else graded.distinct()
+        if self._estimator == "auto":
+            return calibrate_best(apart, bind=bind, **how)
+        if self._is_fitted_here:
+            return calibrate_learned(apart, self._estimator, bind=bind, **how)
+        return calibrate_scored(graded, self._estimator.name, binding=bind(self._estimator), **how)
 
 
 def calibrated(
@@ -314,21 +252,40 @@ def calibrated(
     job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, **options)
     path = None if record is None else Path(record)
     answered = yield from collected(
-        job.examples,
-        runs,
-        recorded=job.estimator.recorded,
-        needed=[estimator.name for estimator in job.estimator.needed],
-        record=path,
-        max_concurrency=max_concurrency,
-        progress=progress,
+        job.examples, runs, needed=job.needed, record=path, max_concurrency=max_concurrency, progress=progress
     )
     return (yield Work(lambda: job(answered, record=path)))
 
 
-def _ends(cuts: Sequence[int | str | None]) -> dict[str, Any]:
-    """Where answers were cut off, in a binding's fields: after so many tokens (0: none was), and at these strings."""
-    limits, stops = [cut for cut in cuts if isinstance(cut, int)], {cut for cut in cuts if isinstance(cut, str)}
-    return {"max_tokens": max(limits, default=0), "stop": tuple(sorted(stops))}
+def _chosen(request: Any) -> Any:
+    """None for the model's own estimator, "auto" for the best, or an estimator, by its name or as it is.
+
+    Raises:
+        InputError: no such name, or not an estimator.
+    """
+    if request is None or request == "auto":
+        return request
+    if isinstance(request, str):
+        return named_estimator(request)
+    found: Any = request if isinstance(request, FusedStates) else as_estimator(request)
+    if not callable(found) or not hasattr(found, "objective"):
+        raise InputError(f"an estimator is one such as HybridGrad(), its name or 'auto', not {request!r}")
+    return found
+
+
+def _grader(given: AnyGrader) -> AnswerGrader:
+    """The grader itself, or the one of this name or function.
+
+    Raises:
+        InputError: no such name, or neither a grader nor a function.
+    """
+    if isinstance(given, str):
+        return load_graders([given])[0]
+    if isinstance(getattr(given, "name", None), str) and hasattr(given, "grade"):
+        return cast("AnswerGrader", given)
+    if callable(given):
+        return _Function(cast("Callable[[str, Sequence[str]], Grade]", given))
+    raise InputError(f"a grader is a name, a grader object or a function, not a {type(given).__name__}")
 
 
 class _Function:
@@ -340,12 +297,12 @@ class _Function:
         where = (getattr(judge, "__module__", ""), getattr(judge, "__qualname__", type(judge).__qualname__))
         self.name: str = named if isinstance(named, str) else ".".join(filter(None, where))
 
-    def __call__(self, text: str, answers: Iterable[str]) -> Grade:
-        found = self._judge(text, tuple(answers))
+    def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
+        """A verdict for each answer, in order."""
+        return settling(answers, lambda unsettled: [self._graded(answer) for answer in unsettled])
+
+    def _graded(self, answer: AnswerToGrade) -> Grade:
+        found = self._judge(answer.text, answer.references)
         if isinstance(found, str) and found != ABSTAINED:
             raise InputError(f'a grader gives True, False or "abstained", and {self.name} gave {found!r}')
         return found if isinstance(found, str) else bool(found)
-
-    def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
-        """A verdict for each answer, in order."""
-        return settling(answers, lambda unsettled: [self(answer.text, answer.references) for answer in unsettled])

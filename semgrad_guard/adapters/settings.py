@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import threading
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, Self, TypeVar, cast
 
 from huggingface_hub import try_to_load_from_cache
 from pydantic import (
@@ -27,19 +27,25 @@ from pydantic import (
     field_validator,
 )
 
+from semgrad_guard.adapters.calls import AnswerForm
 from semgrad_guard.declared import declared_options, first_fault
 from semgrad_guard.declared import require_known as require_known
-from semgrad_guard.engine.answers.answer import Evidence
+from semgrad_guard.engine.answers.answer import Evidence, Generation
 from semgrad_guard.engine.answers.options import GenerationOptions
+from semgrad_guard.engine.answers.request import Ticket
+from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.forms import known_form
 from semgrad_guard.errors import InputError, ModelNotFoundError
 from semgrad_guard.estimators import Estimator, HybridGrad
 from semgrad_guard.guard.answering import Answerer
-from semgrad_guard.guard.calibrated_estimator import as_estimator, with_unit
-from semgrad_guard.guard.policy import judged_by
+from semgrad_guard.guard.calibrated_estimator import as_estimator, estimator_of
+from semgrad_guard.guard.flow import Draft
+from semgrad_guard.guard.policy import Policy, Terms, judged_by
+from semgrad_guard.guard.streams import StreamSteps, answer_steps
+from semgrad_guard.guard.verdicts import unscored
 from semgrad_guard.named import folder_of, reading_prompt
-from semgrad_guard.records import Verdict
+from semgrad_guard.records import Conversation, Verdict
 from semgrad_guard.settings import (
     AnswerOptions,
     JudgedBy,
@@ -51,6 +57,8 @@ from semgrad_guard.settings import (
 )
 from semgrad_guard.settings import Timeout as Timeout
 
+A = TypeVar("A")
+"""A frontend's object for an answer."""
 _LOADING = ("revision", "dtype", "device_map", "quantization_config", "attn_implementation", "template_options")
 DECODING = frozenset(declared_options(AnswerOptions))
 """The names of the options of writing an answer."""
@@ -116,12 +124,12 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
     """Whether the model reasons before its answers, where its chat template has a switch for that."""
 
     estimator: Annotated[Estimator, SkipValidation, BeforeValidator(as_estimator)] = Field(default_factory=HybridGrad)
-    """An estimator, or its name; or a calibration or a policy, for the estimator that they were made with."""
+    """An estimator, or its name. Default: that of the router's calibration, or HybridGrad."""
     prompt_template: str = "chat"
     """A name for the form of the prompts; a calibration for another form is refused."""
     by: JudgedBy | None = None
     """"sentence": every sentence has a score of its own, and a guard delivers those that it lets through. Default: as
-    the calibration that `estimator` names, or "answer"."""
+    the router's calibration, or "answer"."""
     on_doubt: OnDoubt | None = None
     """By sentence: "stop" (the default) ends the answer before a doubtful one, "drop" leaves it out."""
 
@@ -131,7 +139,7 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
         known = type(self).model_fields
         aliases = [field.alias for field in known.values() if field.alias is not None]
         require_known(type(self).__name__, fields, [*known, *aliases])
-        super().__init__(**with_unit(fields))
+        super().__init__(**fields)
         _ = self.by_sentence
         self._writing({})
 
@@ -189,19 +197,59 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
         limits: dict[str, Any] = {} if longest is None else {"max_tokens": longest}
         return GenerationOptions(**limits, **chosen, stop=() if stop is None else stop)
 
-    def _answerer(self, options: GenerationOptions) -> Answerer:
-        return Answerer(
-            self.language_model, self.estimator, options, self.prompt_template, by_sentence=self.by_sentence
-        )
+    def _answerer(self, options: GenerationOptions, policy: Policy | None = None) -> Answerer:
+        """Answers by these options; where no estimator was chosen, scores are as in the policy's calibration."""
+        calibration = None if policy is None or "estimator" in self.model_fields_set else policy.calibration
+        estimator = self.estimator if calibration is None else estimator_of(calibration)
+        by_sentence = judged_by(calibration, self.by, self.on_doubt)
+        return Answerer(self.language_model, estimator, options, self.prompt_template, by_sentence=by_sentence)
 
-    def _assessed(self, evidence: Evidence) -> Verdict:
+    def _assessed(self, evidence: Evidence, policy: Policy | None) -> Verdict:
         """The undecided verdict on a text of any author, as an answer by these fields."""
-        return self._answerer(self._writing({})).assessed(evidence, evidence.text)
+        return self._answerer(self._writing({}), policy).assessed(evidence, evidence.text)
+
+    def _answering(
+        self,
+        shown: Callable[[], Conversation],
+        form: AnswerForm,
+        writing: GenerationOptions,
+        drafted: Callable[[Draft[Generation], Estimator], Draft[A]],
+        *,
+        terms: Terms | None,
+        policy: Policy | None,
+        is_live: bool,
+        is_scored: bool = True,
+    ) -> StreamSteps[Piece, Draft[A]]:
+        """The steps of an answer: read, written and scored in the model's thread, and there made the frontend's draft.
+
+        Its pieces come where they are wanted (`is_live`) and may leave before the decision.
+        """
+        is_live = is_live and (terms is None or not terms.withholds or terms.delivers_early)
+
+        def submit(on_piece: Callable[[Piece], None]) -> Ticket[Draft[A]]:
+            answerer = self._answerer(replace(writing, grammar=form.grammar(self.language_model)), policy)
+            request = answerer.request(
+                shown(),
+                on_piece=on_piece if is_live else None,
+                template_options=form.template_options,
+                terms=terms,
+                structure=form.structure if is_scored else None,
+            )
+            if not is_scored:
+                request = replace(request, finish=_unscored)
+            return self.language_model.submit(request.then(lambda draft: drafted(draft, answerer.estimator)))
+
+        return answer_steps(submit)
 
     @property
     def reading_prompt(self) -> str:
         """A prompt for answering from a passage that this model reads well, with {context} and {question} in it."""
         return reading_prompt(self.model)
+
+
+def _unscored(found: list[Generation]) -> Draft[Generation]:
+    verdict = unscored(found[0].text, reason="a helper's answer has no score")
+    return Draft(verdict, found[0], found[0].prompt.form)
 
 
 def _loading(fields: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from semgrad_guard.guard.cut_answers import FIRST_SENTENCE, LATER
+from semgrad_guard.guard.decision import FIRST_SENTENCE, LATER
 from semgrad_guard.questions.answered import Answer
 
 _NAMES = ("SIGTERM", "SIGHUP")

@@ -30,7 +30,7 @@ from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.parts import Structure, calls_in_text, scored_parts
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.sentences import OTHER_TOKENS, WITH_CALLS, scored_sentences
-from semgrad_guard.guard.streams import EarlySentences, LiveAnswer
+from semgrad_guard.guard.streams import EarlySentences, StreamSteps, answer_steps
 from semgrad_guard.guard.timing import Work, awaited_all
 from semgrad_guard.guard.verdicts import RecordedScore, current_recorder, unscored
 from semgrad_guard.records import Conversation, Score, SentenceVerdict, Status, ToolCall, Verdict, digest_of
@@ -191,13 +191,13 @@ class Answerer:
 
     def live(
         self, conversation: Conversation, *, terms: Terms | None = None, template_options: TemplateOptions | None = None
-    ) -> LiveAnswer:
-        """Answer piece by piece; the scored draft at the end. It is read and begun with the first piece.
+    ) -> StreamSteps[Piece, Draft[Generation]]:
+        """The steps of an answer, whose value is the scored draft. It is read and begun with the first of them.
 
         By sentence, those sentences are pieces that `terms` let through.
         """
         given: Any = {"terms": terms, "template_options": template_options}
-        return LiveAnswer(lambda on_piece: self.model.submit(self.request(conversation, on_piece=on_piece, **given)))
+        return answer_steps(lambda on_piece: self.model.submit(self.request(conversation, on_piece=on_piece, **given)))
 
     def scored(
         self,

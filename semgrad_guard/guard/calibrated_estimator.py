@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, cast
+from typing import Any
 
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
@@ -12,7 +11,6 @@ from semgrad_guard.estimators import KIND_OF, Estimator, HybridGrad
 from semgrad_guard.estimators.gradients import ReplayEstimator
 from semgrad_guard.estimators.learned import FusedStates
 from semgrad_guard.estimators.samples import AskingEstimator
-from semgrad_guard.guard.policy import Policy, judged_by
 from semgrad_guard.named import did_you_mean
 
 
@@ -31,7 +29,17 @@ def estimator_of(calibration: Calibration | None) -> Estimator:
             f"The calibration was made for the estimator {name!r}, which is not known here. Known are "
             f"{', '.join(KIND_OF)}. Pass the estimator itself, or calibrate again."
         )
-    found = _made(KIND_OF[name], settings, calibration)
+    kind: Any = KIND_OF[name]
+    given: dict[str, Any] = {
+        field.name: tuple(value) if isinstance(value := settings[field.name], list) else value
+        for field in fields(kind)
+        if field.name in settings
+    }
+    if issubclass(kind, FusedStates):
+        if calibration.choice is None or calibration.choice.weights is None:
+            raise CalibrationError(f"The calibration was made for {kind.title} and holds no weights. Calibrate again.")
+        given["weights"] = calibration.choice.weights
+    found: Estimator = kind(**given) if issubclass(kind, ReplayEstimator | FusedStates) else kind()
     own = found.settings()
     if own != {key: settings.get(key, value) for key, value in own.items()}:
         raise CalibrationError(
@@ -41,25 +49,20 @@ def estimator_of(calibration: Calibration | None) -> Estimator:
     return found
 
 
-def as_estimator(given: Estimator | str | Calibration | Policy) -> Estimator:
-    """An estimator as it is, or by its name; of a calibration, or of a policy with one, that which it was made for.
+def as_estimator(given: Estimator | str) -> Estimator:
+    """An estimator as it is, or by its name.
 
     Raises:
         InputError: there is none of that name, it is a class, or it needs to be fitted first.
-        CalibrationError: as `estimator_of`.
     """
-    if isinstance(given, Policy):
-        return estimator_of(given.calibration)
-    if isinstance(given, Calibration):
-        return estimator_of(given)
     if isinstance(given, type):
         raise InputError(f"{given.__name__} is a class: pass an object, {given.__name__}(), or its name")
     if isinstance(given, str):
         given = named_estimator(given)
     if isinstance(given, FusedStates) and given.weights is None:
         raise InputError(
-            f"{given.title} learns from graded answers first: calibrate with estimator={given.name!r}, and give the "
-            "calibration in its place"
+            f"{given.title} learns from graded answers first: calibrate with estimator={given.name!r}, and give a "
+            "policy with that calibration"
         )
     return given
 
@@ -77,20 +80,6 @@ def named_estimator(name: str) -> Estimator:
     return KIND_OF[name]()
 
 
-def with_unit(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a model; where `estimator` is a calibration by sentence, or a policy with one, its unit as well.
-
-    Raises:
-        InputError: `on_doubt` is given for whole answers.
-    """
-    given = fields.get("estimator")
-    calibration = given.calibration if isinstance(given, Policy) else given
-    if not isinstance(calibration, Calibration):
-        return dict(fields)
-    on_doubt = judged_by(calibration, fields.get("by"), fields.get("on_doubt"))
-    return {**fields, **({} if on_doubt is None else {"by": "sentence", "on_doubt": on_doubt})}
-
-
 def require_by_sentence(estimator: Estimator) -> None:
     """Refuse an estimator that compares whole answers.
 
@@ -102,19 +91,3 @@ def require_by_sentence(estimator: Estimator) -> None:
             f'{estimator.name} compares whole answers; by="sentence" needs an estimator of one replay, or of the '
             "likelihoods, e.g. HybridGrad()"
         )
-
-
-def _made(kind: Any, settings: Mapping[str, Any], calibration: Calibration) -> Estimator:
-    """An estimator of that kind: those of a replay with the settings of the file, others with their defaults."""
-    names = {field.name for field in fields(kind)}
-    own: dict[str, Any] = {
-        key: tuple(cast("list[Any]", value)) if isinstance(value, list) else value
-        for key, value in settings.items()
-        if key in names
-    }
-    if issubclass(kind, FusedStates):
-        if calibration.choice is None or calibration.choice.weights is None:
-            raise CalibrationError(f"The calibration was made for {kind.title} and holds no weights. Calibrate again.")
-        own["weights"] = calibration.choice.weights
-        return cast(Estimator, kind(**own))
-    return cast(Estimator, kind(**own) if issubclass(kind, ReplayEstimator) else kind())

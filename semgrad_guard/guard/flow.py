@@ -36,7 +36,6 @@ from semgrad_guard.guard.verdicts import (
     abstained,
     current_recorder,
     escalated,
-    rejected,
     says_nothing,
     unscored,
 )
@@ -55,7 +54,7 @@ class Draft(Generic[A]):
 
     `trusted` drafts are delivered whatever their score. `irreplaceable` is the reason why no text can replace this
     answer (it is a structure): where it would be withheld, and no target answers instead, a `LowConfidenceError` goes
-    out. `source` names the call that made it, for recorders.
+    out.
     """
 
     verdict: Verdict
@@ -63,7 +62,6 @@ class Draft(Generic[A]):
     prompt: PromptForm | None = None
     trusted: bool = False
     irreplaceable: str = ""
-    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,20 +77,13 @@ class Reply(Generic[A]):
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """A target's decision to deliver nothing, and why."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
 class Paused:
     """The program around the guard stops here, by this error, and repeats the call later: nothing is decided now."""
 
     error: Exception
 
 
-TargetReply = Reply[A] | Refusal | Paused | Exception
+TargetReply = Reply[A] | Paused | Exception
 Ask = Callable[[Sequence[int]], Work]
 """The target's work for the drafts of these numbers, which returns a `TargetReply` for each."""
 
@@ -129,7 +120,7 @@ def _settled(draft: Draft[Any], terms: Terms, question: Question | None) -> Sett
     recorder = current_recorder()
     if recorder is not None and recorder.records(question):
         if question is None or not draft.trusted:  # the question's score counts the calls that its gate judges
-            recorder.add(draft.verdict, draft.prompt, source=draft.source)
+            recorder.add(draft.verdict, draft.prompt)
         return Settlement("deliver", draft.verdict.revised(enforced=False))
     try:
         verdict = draft.verdict if question is None else question.about(draft.verdict)
@@ -146,10 +137,13 @@ def _outcome(
     if isinstance(settled, Exception):
         return settled
     try:
-        # Not in `_settled`: an answer that a target has paused is counted once.
-        if current_recorder() is None:
-            settled = _watched(settled, terms)
-        return conclude(settled, draft.answer, terms, reply=reply, irreplaceable=draft.irreplaceable)
+        # Not in `_settled`: an answer that a target has paused is counted once. One unlike those of the calibration
+        # tells nothing about drift.
+        verdict = settled.verdict
+        if terms.monitor is not None and current_recorder() is None and verdict.details.familiar is not False:
+            drift = terms.monitor.add(watched_score(verdict)).alarm
+            settled = replace(settled, verdict=verdict.revised(drift=drift))
+        return _concluded(settled, draft.answer, terms, reply=reply, irreplaceable=draft.irreplaceable)
     except Exception as error:  # noqa: BLE001 - as above
         return error
 
@@ -175,16 +169,7 @@ def _replies(ask: Ask | None, waiting: Sequence[int]) -> Steps[Sequence[TargetRe
     return replies
 
 
-def _watched(settled: Settlement, terms: Terms) -> Settlement:
-    """The settlement after drift was looked for. An answer unlike those of the calibration tells nothing about it."""
-    verdict = settled.verdict
-    if terms.monitor is None or verdict.details.familiar is False:
-        return settled
-    drift = terms.monitor.add(watched_score(verdict)).alarm
-    return replace(settled, verdict=verdict.revised(drift=drift))
-
-
-def conclude(
+def _concluded(
     settled: Settlement, answer: A, terms: Terms, *, reply: TargetReply[A] | None = None, irreplaceable: str = ""
 ) -> Outcome[A]:
     """The outcome for one settled draft; `reply` is the target's, where the settlement is to escalate.
@@ -193,27 +178,42 @@ def conclude(
         LowConfidenceError: the settlement is to raise, or to withhold an irreplaceable answer.
         Exception: the target's own, where `on_error` is to raise.
     """
+    verdict = settled.verdict
     if settled.kind == "deliver":
-        outcome = Outcome(settled.verdict, None if settled.verdict.is_part else answer)
+        outcome = Outcome(verdict, None if verdict.is_part else answer)
         if terms.part is not None:
-            outcome = Outcome(*terms.part(settled.verdict, answer, settled.ranges))
+            outcome = Outcome(*terms.part(verdict, answer, settled.ranges))
         return _recorded(outcome, terms)
-    if settled.kind == "raise":
-        raise _refused(settled.verdict, terms)
-    withheld = settled.verdict
     if settled.kind == "escalate":
-        if isinstance(reply, Reply) and not _is_rejected(reply.content):
-            outcome = Outcome(escalated(withheld, reply.content), reply.answer)
+        why = _rejection(reply, terms)
+        if isinstance(reply, Reply) and not why:
+            outcome = Outcome(escalated(verdict, reply.content), reply.answer)
             return _recorded(outcome, terms, target_seconds=reply.seconds)
-        withheld = rejected(withheld, _rejection(reply, terms))
-    if irreplaceable:
-        raise _refused(withheld, terms, advice=irreplaceable)
-    return _recorded(Outcome(abstained(withheld, terms.words(withheld)), None), terms)
+        verdict = verdict.revised(action="abstain", promised=False, reason=why)
+    if settled.kind == "raise" or irreplaceable:
+        draft = verdict.text if terms.keep_draft else None
+        refused = LowConfidenceError(verdict, draft=draft, advice=irreplaceable)
+        written: Outcome[Any] = _recorded(Outcome(refused.verdict, None), terms)
+        refused.verdict = written.verdict
+        raise refused
+    return _recorded(Outcome(abstained(verdict, terms.words(verdict)), None), terms)
 
 
-def _is_rejected(content: Verdict | str) -> str:
-    """Why a target's reply is not delivered: it is empty, cannot be sent, or its own policy rejects it and its mode
-    only notes that."""
+def _rejection(reply: TargetReply[Any] | None, terms: Terms) -> str:
+    """Why a target's reply is not delivered, or "": it failed, its answer is empty or cannot be sent, or its own policy
+    rejects it and its mode only notes that.
+
+    Raises:
+        Exception: the target's own, where `on_error` is to raise.
+    """
+    if isinstance(reply, Exception):
+        if terms.on_error == "raise":
+            raise reply
+        logger.error("the escalation target failed; the answer is withheld", exc_info=reply)
+        return f"the escalation target failed ({type(reply).__name__})"
+    if not isinstance(reply, Reply):
+        raise InputError("an answer was to be escalated and the target has not replied")
+    content = reply.content
     if says_nothing(content) if isinstance(content, Verdict) else not content.strip():
         return "the escalation target's answer is empty"
     if _SURROGATE.search(content.text if isinstance(content, Verdict) else content):
@@ -221,31 +221,6 @@ def _is_rejected(content: Verdict | str) -> str:
     if isinstance(content, Verdict) and content.action != "answer" and not content.details.enforced:
         return "the escalation target's own guard does not let its answer through"
     return ""
-
-
-def _rejection(reply: TargetReply[Any] | None, terms: Terms) -> str:
-    """Why a target delivers nothing.
-
-    Raises:
-        Exception: the target's own, where `on_error` is to raise.
-    """
-    if isinstance(reply, Refusal):
-        return reply.reason
-    if isinstance(reply, Reply):
-        return _is_rejected(reply.content)
-    if not isinstance(reply, Exception):
-        raise InputError("an answer was to be escalated and the target has not replied")
-    if terms.on_error == "raise":
-        raise reply
-    logger.error("the escalation target failed; the answer is withheld", exc_info=reply)
-    return f"the escalation target failed ({type(reply).__name__})"
-
-
-def _refused(verdict: Verdict, terms: Terms, *, advice: str = "") -> LowConfidenceError:
-    refused = LowConfidenceError(verdict, draft=verdict.text if terms.keep_draft else None, advice=advice)
-    written: Outcome[Any] = _recorded(Outcome(refused.verdict, None), terms)
-    refused.verdict = written.verdict
-    return refused
 
 
 def _recorded(outcome: Outcome[A], terms: Terms, *, target_seconds: float | None = None) -> Outcome[A]:
@@ -305,7 +280,8 @@ def answered(
                 result = yield run.in_time()
                 text = "" if isinstance(result, Paused) else (yield read(result))
             except Exception as error:
-                if question.refused is not None or not _stands_in(terms, error):
+                ours = isinstance(error, SemGradGuardError) and not isinstance(error, UNWRITTEN)
+                if question.refused is not None or ours or not terms.replaces_failed:  # ours: a mistake in its use
                     raise
                 failed = f"the engine failed ({type(error).__name__})"
             if isinstance(result, Paused):
@@ -318,12 +294,7 @@ def answered(
         own = question.terms if question.is_asked else terms
         if settled.kind == "deliver":  # as the engine made it
             return (yield Work(lambda: _recorded(Outcome(settled.verdict, result), own)))
-        return (yield Work(lambda: conclude(settled, result, own, reply=next(iter(replies), None))))
-
-
-def _stands_in(terms: Terms, error: Exception) -> bool:
-    """Whether an abstention stands in for an engine that failed; never for a mistake in how the guard is used."""
-    return terms.replaces_failed and (isinstance(error, UNWRITTEN) or not isinstance(error, SemGradGuardError))
+        return (yield Work(lambda: _concluded(settled, result, own, reply=next(iter(replies), None))))
 
 
 def one(outcomes: Sequence[Outcome[A] | Exception]) -> Outcome[A]:

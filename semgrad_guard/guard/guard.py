@@ -23,7 +23,7 @@ from semgrad_guard.guard.question import Router
 from semgrad_guard.guard.streams import SentencePiece, StreamSteps, arun_stream, run_stream, streamed
 from semgrad_guard.guard.timing import Steps, Work, adrive, drive
 from semgrad_guard.records import Conversation, SentenceVerdict, Verdict
-from semgrad_guard.settings import JudgedBy, Mode, OnDoubt
+from semgrad_guard.settings import JudgedBy, OnDoubt
 
 Answer = str | Verdict
 Target = Callable[[Conversation], Answer | Awaitable[Answer]]
@@ -101,11 +101,6 @@ class Guard:
     def policy(self) -> Policy:
         """Which scores are let through."""
         return self.terms.policy
-
-    @property
-    def mode(self) -> Mode:
-        """How the decision is carried out."""
-        return self.terms.mode
 
     @property
     def promise(self) -> Promise | None:
@@ -210,7 +205,16 @@ class Guard:
 
             return Work.of(replies)
         work = [Work.calling(target, conversation, instead="acall, abatch or astream") for conversation in escalated]
-        return Work(lambda: [_tried(one.call) for one in work], lambda: _together(work))
+
+        def call() -> list[_Reply]:
+            return [_replied(calling.call) for calling in work]
+
+        async def coroutine() -> list[_Reply]:
+            tasks = [asyncio.ensure_future(calling.begin()) for calling in work]
+            await asyncio.gather(*tasks, return_exceptions=True)
+            return [_replied(task.result) for task in tasks]
+
+        return Work(call, coroutine)
 
 
 class _Stream:
@@ -303,23 +307,11 @@ def _template_options(tools: Tools | None) -> Mapping[str, Any] | None:
     return {"tools": list(tools)} if tools else None
 
 
-def _tried(ask: Callable[[], Any]) -> _Reply:
+def _replied(ask: Callable[[], Any]) -> _Reply:
     try:
-        return _replied(ask())
+        answer = ask()
     except Exception as error:  # noqa: BLE001 - the target's; `on_error` decides
         return error
-
-
-def _replied(answer: Any) -> _Reply:
-    if isinstance(answer, BaseException) and not isinstance(answer, Exception):
-        raise answer
-    if isinstance(answer, Exception):
-        return answer
     if isinstance(answer, str | Verdict):
         return Reply(answer)
     return InputError(f"the escalation target returned a {type(answer).__name__}; it must return a text or a Verdict")
-
-
-async def _together(work: Sequence[Work]) -> list[_Reply]:
-    answers = await asyncio.gather(*(one.begin() for one in work), return_exceptions=True)
-    return [_replied(answer) for answer in answers]

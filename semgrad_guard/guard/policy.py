@@ -26,7 +26,6 @@ from semgrad_guard.settings import (
     Mode,
     OnCut,
     OnDoubt,
-    OnNoThreshold,
     OnOtherOptions,
     OnUnfamiliar,
     OnUnscored,
@@ -114,18 +113,10 @@ class Policy(PolicyOptions):
         object.__setattr__(self, "threshold", threshold)
 
     @classmethod
-    def from_calibration(
-        cls,
-        calibration: Calibration,
-        *,
-        on_unscored: OnUnscored = PolicyOptions.on_unscored,
-        on_unfamiliar: OnUnfamiliar = "threshold",
-        on_other_options: OnOtherOptions = "refuse",
-        on_no_threshold: OnNoThreshold = PolicyOptions.on_no_threshold,
-        on_cut: OnCut | None = PolicyOptions.on_cut,
-        min_confidence: MinConfidence = None,
-    ) -> Policy:
+    def from_calibration(cls, calibration: Calibration, **options: Any) -> Policy:
         """A policy that keeps the calibration's promise; with `min_confidence` one that promises nothing.
+
+        `options` are the policy's other fields.
 
         Raises:
             InputError: it is not a calibration.
@@ -134,15 +125,7 @@ class Policy(PolicyOptions):
         given: Any = calibration
         if not isinstance(given, Calibration):
             raise InputError(f"a policy is made from a Calibration (Calibration.load(path)), not {given!r:.60}")
-        return cls(
-            on_unscored=on_unscored,
-            on_unfamiliar=on_unfamiliar,
-            on_other_options=on_other_options,
-            on_no_threshold=on_no_threshold,
-            on_cut=on_cut,
-            calibration=calibration,
-            min_confidence=min_confidence,
-        )
+        return cls(calibration=calibration, **options)
 
     @property
     def calibration_id(self) -> str | None:

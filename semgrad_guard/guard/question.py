@@ -22,7 +22,7 @@ from semgrad_guard.declared import names_in
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
 from semgrad_guard.guard.decision import decide
 from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, require_policy
-from semgrad_guard.guard.verdicts import Settlement, doubt_of, handed_on, unscored
+from semgrad_guard.guard.verdicts import Settlement, doubt_of, unscored, withheld
 from semgrad_guard.records import ToolCall, Verdict, digest_of
 from semgrad_guard.settings import KeepDraft, Mode, OnError, OnUnscored, Timeout
 
@@ -194,7 +194,7 @@ class Question:
                 self.verdicts.append(shown(settled.verdict))
             self._is_over = settled.verdict.is_part
             return settled
-        self.refused = shown(handed_on(settled.verdict))
+        self.refused = shown(withheld(settled.verdict, text="", promised=False))
         self.verdicts.append(self.refused)
         self._is_over = True
         return Settlement("raise", settled.verdict)

@@ -7,24 +7,26 @@ them the pieces of the answer, which `run_stream` and `arun_stream` hand out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar, cast
+from functools import partial
+from itertools import pairwise
+from typing import Any, Generic, TypeVar, cast
 
 from semgrad_guard.engine.answers.request import Pieces, Ticket, waited
 from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
-from semgrad_guard.engine.sentences import Span, decided
-from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
+from semgrad_guard.engine.sentences import decided
+from semgrad_guard.errors import AnswerInterruptedError
 from semgrad_guard.guard.decision import settle
 from semgrad_guard.guard.flow import UNWRITTEN, Ask, Draft, Outcome, concluded, not_written, one
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.question import Question
 from semgrad_guard.guard.reported import ReportedScorer, bytes_of
-from semgrad_guard.guard.timing import Steps, Work, adrive, ain_time, cancelling, drive, off_loop, sealed
-from semgrad_guard.guard.verdicts import current_recorder, record_draft
+from semgrad_guard.guard.timing import Steps, Work, adrive, ain_time, cancelling, drive, sealed
+from semgrad_guard.guard.verdicts import current_recorder
 from semgrad_guard.records import PromptForm, SentenceVerdict, Verdict
 
 P = TypeVar("P")
@@ -33,8 +35,6 @@ R = TypeVar("R")
 
 StreamSteps = Generator[Work | P, Any, R]
 """Steps that yield pieces between their work, and end with a value."""
-_END: Any = object()
-"""Follows the last piece."""
 
 
 @dataclass(frozen=True)
@@ -45,71 +45,34 @@ class SentencePiece:
     sentence: SentenceVerdict
 
 
-class Live(Protocol):
-    """An answer that is being written, which begins with the work for its first pieces."""
-
-    def next(self) -> Work:
-        """The next pieces, as soon as there are any; None behind the last."""
-        ...
-
-    def draft(self) -> Work:
-        """The whole answer with its score, once the pieces have ended."""
-        ...
-
-    def close(self) -> Work:
-        """Stop the model; harmless at any time."""
-        ...
+# Answers that are being written: steps whose pieces are the answer's, and whose value is its scored draft.
 
 
-class LiveAnswer:
-    """An answer that a model is writing: its pieces, then the result of its request, the scored draft (`Live`).
+def answer_steps(submit: Callable[[Callable[[Piece], None]], Ticket[R]]) -> StreamSteps[Piece, R]:
+    """The steps of an answer that a model of ours writes; the value is the result of its request.
 
-    `submit` has it written, and the given listener gets the pieces. The model stops where this has no holder any more.
+    `submit` has it written, and the given listener gets the pieces. The worker holds the pieces and not these steps,
+    so that an answer without a reader ends.
     """
+    pieces, begun = Pieces[Piece](), list[Ticket[R]]()
 
-    def __init__(self, submit: Callable[[Callable[[Piece], None]], Ticket[Any]]) -> None:
-        self._submit, self._pieces = submit, Pieces[Piece]()
-        self._ticket: Ticket[Any] | None = None
-        self._is_closed = False
+    def begin() -> Ticket[R]:
+        begun.append(submit(pieces.put))
+        begun[0].add_done_callback(lambda _: pieces.end())
+        return begun[0]
 
-    def next(self) -> Work:
-        """The next pieces; None behind the last, or where an error has ended the answer."""
+    try:
+        request: Ticket[R] = yield Work(begin)
+        while (some := (yield _waiting(pieces.next()))) is not None:
+            yield from some
+        return (yield _waiting(request))
+    finally:
+        for ticket in begun:
+            ticket.cancel()
 
-        def call() -> Sequence[Piece] | None:
-            self._begun()
-            return waited(self._pieces.next(), current_stop())
 
-        return Work(call, lambda: self._awaited(lambda _: self._pieces.next()))
-
-    def draft(self) -> Work:
-        """The whole answer with its score."""
-        return Work(lambda: self._begun().outcome(), lambda: self._awaited(lambda ticket: ticket))
-
-    def close(self) -> Work:
-        """Stop the model; harmless at any time."""
-        return Work.at_once(self.stop)
-
-    def stop(self) -> None:
-        """As `close`, from any thread."""
-        self._is_closed = True
-        if self._ticket is not None:
-            self._ticket.cancel()
-
-    def __del__(self) -> None:
-        self.stop()
-
-    def _begun(self) -> Ticket[Any]:
-        if self._is_closed:
-            raise AnswerCancelledError("the stream was closed before its answer was complete")
-        if self._ticket is None:
-            pieces = self._pieces  # what the worker holds must not hold this
-            self._ticket = self._submit(pieces.put)
-            self._ticket.add_done_callback(lambda _: pieces.end())
-        return self._ticket
-
-    async def _awaited(self, future_of: Callable[[Ticket[Any]], Future[Any]]) -> Any:
-        ticket = self._ticket or await off_loop(self._begun)
-        return await ain_time(asyncio.wrap_future(future_of(ticket)))
+def _waiting(future: Future[Any]) -> Work:
+    return Work(lambda: waited(future, current_stop()), lambda: ain_time(asyncio.wrap_future(future)))
 
 
 class Iterated(Generic[P]):
@@ -122,38 +85,53 @@ class Iterated(Generic[P]):
         self._pieces: Any = None
 
     def next(self) -> Work:
-        """The next piece, as `Live.next`."""
+        """The next piece; None behind the last."""
 
-        def call() -> list[P] | None:
+        def call() -> P | None:
             self._pieces = self._pieces or cast("Any", self._make)()
-            piece = next(self._pieces, _END)
-            return None if piece is _END else [piece]
+            return next(self._pieces, None)
 
-        async def coroutine() -> list[P] | None:
+        async def coroutine() -> P | None:
             self._pieces = self._pieces or cast("Any", self._amake)()
-            piece = await anext(self._pieces, _END)
-            return None if piece is _END else [piece]
+            return await anext(self._pieces, None)
 
         return Work(call, coroutine)
 
     def close(self) -> Work:
         """End the generator; harmless at any time."""
 
-        async def aclose() -> None:
-            if (closed := self._end("aclose")) is not None:
-                await closed
+        def call() -> None:
+            if (close := getattr(self._pieces, "close", None)) is not None:
+                close()
 
-        return Work(lambda: self._end("close"), aclose)
+        async def coroutine() -> None:
+            if (close := getattr(self._pieces, "aclose", None)) is not None:
+                await close()
 
-    def _end(self, name: str) -> Any:
-        close = getattr(self._pieces, name, None)
-        return None if close is None else close()
+        return Work(call, coroutine)
+
+
+class Live(Iterated[P]):
+    """An answer whose pieces come from a generator."""
+
+    def draft(self) -> Work:
+        """The whole answer with its score, once the pieces have ended."""
+        raise NotImplementedError
+
+    def steps(self) -> StreamSteps[P, Any]:
+        """Its pieces, and then the draft."""
+        try:
+            while (piece := (yield self.next())) is not None:
+                yield piece
+            return (yield self.draft())
+        finally:
+            yield self.close()
 
 
 def written(
-    live: Live, stop: Stop, *, show: Callable[[Any], Iterable[P]] = lambda piece: (piece,)
-) -> StreamSteps[P, Any]:
-    """The pieces of an answer as it is written, in the form that `show` gives them; its draft is the value.
+    answer: StreamSteps[Any, R], stop: Stop, *, show: Callable[[Any], Iterable[P]] = lambda piece: (piece,)
+) -> StreamSteps[P, R]:
+    """The pieces of an answer as it is written, in the form that `show` gives them.
 
     A stream that is closed, or whose task is cancelled, stops the model.
     """
@@ -161,20 +139,17 @@ def written(
         try:
             while True:
                 with stopping(stop):  # not while the caller has a piece
-                    pieces = yield live.next()
-                if pieces is None:
-                    break
-                for piece in pieces:
-                    yield from show(piece)
-            with stopping(stop):
-                return (yield live.draft())
+                    piece = yield from _next(answer)
+                if isinstance(piece, _Ended):
+                    return cast("_Ended[R]", piece).value
+                yield from show(piece)
         finally:
-            yield live.close()
+            yield from _end(answer)
 
 
 def streamed(
     terms: Terms | None,
-    live: Live,
+    answer: StreamSteps[Any, Draft[Any]],
     ask: Ask | None = None,
     *,
     show: Callable[[Any], Iterable[P]] = lambda step: (step,),
@@ -182,7 +157,7 @@ def streamed(
     question: Question | None = None,
     is_recorded: bool = True,
 ) -> StreamSteps[P, None]:
-    """The pieces as they come, where nothing may be withheld, and the outcome last.
+    """The pieces of an answer as they come, where nothing may be withheld, and the outcome last.
 
     Else the sentences that are let through while the answer is being written, and the outcome, which begins with them.
     A call of a `question`, which has such terms, is noted in it. Without terms nothing is decided, and the draft goes
@@ -193,9 +168,9 @@ def streamed(
         Exception: whatever drafting raises; the one in the outcome's place.
     """
     if terms is None:
-        draft: Draft[Any] = yield from written(live, stop or Stop(), show=show)
-        if is_recorded:
-            record_draft(draft.verdict, draft.prompt, source=draft.source)
+        draft = yield from written(answer, stop or Stop(), show=show)
+        if is_recorded and (recorder := current_recorder()) is not None:
+            recorder.add(draft.verdict, draft.prompt)
         yield from show(Outcome(draft.verdict, draft.answer))
         return
     stop, left = terms.stop() if stop is None else stop, ""
@@ -210,7 +185,7 @@ def streamed(
     if question is not None:
         question.require_open()
     try:
-        draft = yield from written(live, stop, show=let_through if terms.withholds else show)
+        draft = yield from written(answer, stop, show=let_through if terms.withholds else show)
         with stopping(stop), cancelling(stop):
             outcome = one((yield from concluded([draft], terms, ask, question=question)))
     except UNWRITTEN as error:
@@ -263,7 +238,7 @@ class ReportedSentences:
     def __init__(
         self, scorer: ReportedScorer, terms: Terms, *, options: Mapping[str, Any], prompt: PromptForm | None
     ) -> None:
-        self._scorer, self._options, self._prompt = scorer, options, prompt
+        self._scored, self._prompt = partial(scorer.verdict, options=options, prompt=prompt), prompt
         self._new = list[SentencePiece]()
         self._early = EarlySentences(terms, self._new.append)
         self._ends: list[int] = [0]
@@ -298,21 +273,14 @@ class ReportedSentences:
         self._is_late = self._is_late or len(self._written.strip()) < len(self.text.strip().encode("utf-8", "replace"))
         if self._is_late or not text:
             return []
-        ends = decided(self.text, self._ends[-1])
         self._new.clear()
-        if ends:
+        if ends := decided(self.text, self._ends[-1]):
             self._ends += ends
-            spans = list(zip(self._ends, self._ends[1:], strict=False))
-            self.is_over = not self._early.add(self._draft(spans))
+            verdict = self._scored(self.text, self._entries, ended=list(pairwise(self._ends)))
+            self.is_over = not self._early.add(Draft(verdict, None, self._prompt))
         if self.is_over:
             self.text = self.text[: self._ends[-1]]
         return list(self._new)
-
-    def _draft(self, ended: Sequence[Span]) -> Draft[None]:
-        verdict = self._scorer.verdict(
-            self.text, self._entries, options=self._options, prompt=self._prompt, ended=ended
-        )
-        return Draft(verdict, None, self._prompt)
 
 
 # Drivers.
@@ -322,7 +290,7 @@ def run_stream(steps: StreamSteps[P, Any]) -> Generator[P]:
     """The pieces of such steps, by calls."""
     failed = None
     try:
-        while (piece := drive(_next(steps))) is not _END:
+        while not isinstance(piece := drive(_next(steps)), _Ended):
             yield piece
     except Exception as error:  # noqa: BLE001 - raised below, where no frame holds a draft
         failed = sealed(error)
@@ -336,7 +304,7 @@ async def arun_stream(steps: StreamSteps[P, Any]) -> AsyncGenerator[P]:
     """As `run_stream`, on the event loop; closing it, or cancelling its task, stops the model."""
     failed = None
     try:
-        while (piece := await adrive(_next(steps))) is not _END:
+        while not isinstance(piece := await adrive(_next(steps)), _Ended):
             yield piece
     except Exception as error:  # noqa: BLE001 - as above
         failed = sealed(error)
@@ -346,27 +314,31 @@ async def arun_stream(steps: StreamSteps[P, Any]) -> AsyncGenerator[P]:
         raise failed
 
 
+@dataclass(frozen=True)
+class _Ended(Generic[R]):
+    """What follows the last piece: the value of the steps."""
+
+    value: R
+
+
 class _Closed(asyncio.CancelledError):
     """The reader has left. (After a `GeneratorExit`, steps within steps could do no more work.)"""
 
 
-def _next(steps: StreamSteps[P, Any], error: BaseException | None = None) -> Steps[P]:
+def _next(steps: StreamSteps[P, R], error: BaseException | None = None) -> Steps[P | _Ended[R]]:
     """The work before the next piece, and that piece. With an `error` the steps continue with it."""
-    value = None
+    go_on = partial(next, steps) if error is None else partial(steps.throw, error)
     try:
-        while True:
-            step = steps.send(value) if error is None else steps.throw(error)
-            if not isinstance(step, Work):
-                return step
-            value, error = None, None
+        while isinstance(step := go_on(), Work):
             try:
-                value = yield step
+                go_on = partial(steps.send, (yield step))
             except BaseException as raised:  # noqa: BLE001 - the steps decide
-                error = raised
-    except StopIteration:
-        return _END
+                go_on = partial(steps.throw, raised)
+        return step
+    except StopIteration as end:
+        return _Ended(end.value)
     finally:
-        del error  # it refers to this frame
+        del error, go_on  # they may hold an error, which refers to this frame
 
 
 def _end(steps: StreamSteps[Any, Any]) -> Steps[None]:

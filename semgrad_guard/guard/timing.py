@@ -80,31 +80,20 @@ class Work:
     def replacing(self, replace: Callable[[Exception], Any]) -> Work:
         """The same work. An error of it ends here, and `replace` makes the result of it, or the error in its place."""
 
-        def call() -> Any:
+        def steps() -> Steps[Any]:
             try:
-                return self.call()
+                return (yield self)
             except Exception as error:  # noqa: BLE001 - `replace` decides
                 found = replace(error)
-            return _raised(found)  # here, where the first error is no context of another
+            if isinstance(found, Exception):
+                raise found  # here, where the first error is no context of another
+            return found
 
-        async def coroutine() -> Any:
-            try:
-                return await self.begin()
-            except Exception as error:  # noqa: BLE001 - as above
-                found = replace(error)
-            return _raised(found)
-
-        return Work(call, coroutine)
+        return Work.of(steps)
 
     def in_time(self) -> Work:
         """The same work, which ends with a `DeadlineExceededError` where it is late."""
         return Work(lambda: in_time(self.call), lambda: ain_time(self.begin()))
-
-
-def _raised(found: Any) -> Any:
-    if isinstance(found, Exception):
-        raise found
-    return found
 
 
 Steps = Generator[Work, Any, T]
@@ -117,37 +106,34 @@ def drive(steps: Steps[T]) -> T:
     Raises:
         Exception: whatever a piece of work raises, where the steps do not handle it.
     """
-    value, error = None, None
+    go_on = partial(next, steps)
     try:
         while True:
-            # Outside of the handler below: within it the error would become the context of what the steps raise.
-            work = steps.send(value) if error is None else steps.throw(error)
-            value, error = None, None
+            work = go_on()  # not in the handler below: there its error would become the context of what the steps raise
             try:
-                value = work.call()
-            except BaseException as raised:  # noqa: BLE001 - the steps decide
-                error = raised
+                go_on = partial(steps.send, work.call())
+            except BaseException as error:  # noqa: BLE001 - the steps decide
+                go_on = partial(steps.throw, error)
     except StopIteration as end:
         return end.value
     finally:
-        del error  # it refers to this frame
+        del go_on  # it may hold an error, which refers to this frame
 
 
 async def adrive(steps: Steps[T]) -> T:
     """Like `drive`, on the event loop."""
-    value, error = None, None
+    go_on = partial(next, steps)
     try:
         while True:
-            work = steps.send(value) if error is None else steps.throw(error)
-            value, error = None, None
+            work = go_on()
             try:
-                value = await work.begin()
-            except BaseException as raised:  # noqa: BLE001 - as above
-                error = raised
+                go_on = partial(steps.send, await work.begin())
+            except BaseException as error:  # noqa: BLE001 - as above
+                go_on = partial(steps.throw, error)
     except StopIteration as end:
         return end.value
     finally:
-        del error
+        del go_on
 
 
 @contextmanager
@@ -216,17 +202,14 @@ async def ain_time(work: Awaitable[T]) -> T:
         raise
 
 
-async def awaited(submit: Callable[[], Future[T]]) -> T:
-    """The result of a request that `submit` makes. It waits in no thread; a cancelled task cancels it.
+async def awaited_all(submit: Callable[[], Sequence[Future[T]]]) -> list[T]:
+    """The results of the requests that `submit` makes; where one fails, the others are cancelled.
+
+    It waits in no thread, and a cancelled task cancels them.
 
     Raises:
-        DeadlineExceededError: it is late; it is cancelled.
+        DeadlineExceededError: it is late; they are cancelled.
     """
-    return (await awaited_all(lambda: [submit()]))[0]
-
-
-async def awaited_all(submit: Callable[[], Sequence[Future[T]]]) -> list[T]:
-    """Like `awaited`, for several requests: where one fails, the others are cancelled."""
 
     async def results() -> list[T]:
         futures = [asyncio.wrap_future(future) for future in await read_off_loop(submit)]

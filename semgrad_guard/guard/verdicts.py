@@ -62,16 +62,6 @@ def is_withheld(verdict: Verdict) -> bool:
     return verdict.action == "abstain" and verdict.details.enforced
 
 
-def without_text(decided: Verdict) -> Verdict:
-    """The verdict on a draft whose tool calls go out, the decision being advice, and whose text does not."""
-    return decided.revised(enforced=False, text="", reasoning=None, draft=decided.text or None)
-
-
-def rejected(decided: Verdict, reason: str) -> Verdict:
-    """The verdict on a draft that its target does not let through either."""
-    return decided.revised(action="abstain", promised=False, reason=reason)
-
-
 def unscored(text: str, *, reason: str, model: str = "unknown", estimator: str = UNSCORED, **facts: Any) -> Verdict:
     """The undecided verdict on an answer that cannot be scored; `facts` are further fields (settings, ...)."""
     return Verdict.of(
@@ -81,12 +71,7 @@ def unscored(text: str, *, reason: str, model: str = "unknown", estimator: str =
 
 def abstained(decided: Verdict, message: str) -> Verdict:
     """The verdict with its answer withheld: the message instead, the answer as `draft`."""
-    return _without_draft(decided, text=message, action="abstain")
-
-
-def handed_on(decided: Verdict) -> Verdict:
-    """The verdict with its answer withheld and no other in its place."""
-    return _without_draft(decided, text="", promised=False)
+    return withheld(decided, text=message, action="abstain")
 
 
 def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
@@ -94,11 +79,11 @@ def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
     if isinstance(answer, str):
         answer = external(answer, estimator=decided.estimator)
     own: dict[str, Any] = {"reasoning": answer.details.reasoning, "tool_calls": answer.tool_calls}
-    return with_promise(_without_draft(decided, text=answer.text, action="escalate", escalated=answer, **own))
+    return with_promise(withheld(decided, text=answer.text, action="escalate", escalated=answer, **own))
 
 
-def _without_draft(decided: Verdict, **instead: Any) -> Verdict:
-    """The verdict on a draft that is withheld, the answer and all that tells of its parts."""
+def withheld(decided: Verdict, **instead: Any) -> Verdict:
+    """The verdict on a draft that is withheld, the answer and all that tells of its parts; `instead` are its fields."""
     draft, sentences = decided.text or decided.draft, none_delivered(decided.sentences)
     nothing: dict[str, Any] = {"reasoning": None, "tool_calls": (), "calls": (), "fields": ()}
     return decided.revised(**{**nothing, "draft": draft, "sentences": sentences, **instead})
@@ -190,14 +175,13 @@ def doubt_of(scored: Verdict | RecordedScore | CallVerdict | FieldVerdict) -> fl
 
 @dataclass(frozen=True)
 class RecordedDraft:
-    """One scored draft, and the form of its prompt. `source` is its frontend's name for the call.
+    """One scored draft, and the form of its prompt.
 
     `scores` are those of the recorder's estimators, by name; none where the verdict joins several calls.
     """
 
     verdict: Verdict
     prompt: PromptForm | None
-    source: str | None = None
     scores: Mapping[str, RecordedScore] = field(default_factory=dict[str, RecordedScore])
 
 
@@ -228,11 +212,11 @@ class Recorder:
         with self._lock:
             self._scores[_answer(verdict)] = scores
 
-    def add(self, verdict: Verdict, prompt: PromptForm | None, *, source: str | None = None) -> None:
+    def add(self, verdict: Verdict, prompt: PromptForm | None) -> None:
         """Record a draft."""
         with self._lock:
             scores = self._scores.get(_answer(verdict), {})
-            self.drafts.append(RecordedDraft(verdict, prompt, source, scores))
+            self.drafts.append(RecordedDraft(verdict, prompt, scores))
 
 
 def _answer(verdict: Verdict) -> tuple[Any, ...]:
@@ -263,10 +247,3 @@ def current_recorder() -> Recorder | None:
     """The recorder of the run in progress, if there is one."""
     recorder = _recorder.get()
     return None if recorder is None or recorder.closed else recorder
-
-
-def record_draft(verdict: Verdict, prompt: PromptForm | None, *, source: str | None = None) -> None:
-    """Record a draft that no guard sees (a scored model's answer without a router), within `recording`."""
-    recorder = current_recorder()
-    if recorder is not None:
-        recorder.add(verdict, prompt, source=source)

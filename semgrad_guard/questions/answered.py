@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field
 
-from semgrad_guard.guard.cut_answers import why_unscored
+from semgrad_guard.guard.decision import why_unscored
 from semgrad_guard.questions.data import Question
 from semgrad_guard.settings import OnCut
 

@@ -29,7 +29,7 @@ from semgrad_guard.estimators.gradients import ReplayEstimator
 from semgrad_guard.guard import (
     Answerer,
     Draft,
-    Iterated,
+    Live,
     Terms,
     Work,
     ain_time,
@@ -377,8 +377,8 @@ class Scheduler(ModelQueue):
         wait([ticket for ticket in self._open.values() if ticket is not None])
 
 
-class LiveAnswers(Iterated[Piece]):
-    """An answer that a model of this server is writing: its pieces, then its scored draft (`Live`)."""
+class LiveAnswers(Live[Piece]):
+    """An answer that a model of this server is writing: its pieces, then its scored draft."""
 
     def __init__(self, queue: ModelQueue, request: AnswerRequest) -> None:
         super().__init__(amake=self._shown)

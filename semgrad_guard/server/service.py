@@ -122,7 +122,7 @@ class Call:
     terms: Terms
     stop: Stop
     answer: Callable[[], Awaitable[Sequence[Draft[Answer]]]]
-    live: Callable[[], Live]
+    live: Callable[[], Live[Any]]
     cuts: Cuts | None = None
 
     @property
@@ -253,7 +253,7 @@ class Service:
                 yield outcome
             return
 
-        steps: StreamSteps[Any, None] = streamed(call.terms, call.live(), call.ask, stop=call.stop)
+        steps: StreamSteps[Any, None] = streamed(call.terms, call.live().steps(), call.ask, stop=call.stop)
         with self.metrics.working(call.served.name):
             async with aclosing(arun_stream(steps)) as stream:
                 async for step in stream:

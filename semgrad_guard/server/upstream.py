@@ -13,7 +13,7 @@ from semgrad_guard.engine.prompts.responses import HeldText
 from semgrad_guard.errors import InputError, UpstreamError
 from semgrad_guard.guard import (
     Draft,
-    Iterated,
+    Live,
     Piece,
     Reply,
     ReportedSentences,
@@ -178,8 +178,8 @@ def _whole(request: UpstreamRequest) -> dict[str, Any]:
     return body | {limit: request.limit}
 
 
-class RemoteAnswer(Iterated[Piece | SentencePiece]):
-    """An answer that another server is writing: its pieces, then its scored draft (`Live`). Closing it hangs up."""
+class RemoteAnswer(Live[Piece | SentencePiece]):
+    """An answer that another server is writing: its pieces, then its scored draft. Closing it hangs up."""
 
     def __init__(self, upstream: Upstream, request: UpstreamRequest) -> None:
         super().__init__(amake=self._shown)

@@ -30,7 +30,7 @@ from semgrad_guard.engine.prompts.forms import (
 from semgrad_guard.errors import InputError, MissingExtraError, UnsupportedToolsError
 
 from .chat_templates import FOLDER, template
-from .worker_calls import pieces_of, streamed
+from .worker_calls import Streamed, pieces_of
 
 ADD = ToolCall("add", {"a": 1})
 KNOWN = {
@@ -142,7 +142,7 @@ def test_every_row_of_a_batch_follows_the_grammar_and_ends(language_model: Langu
 @pytest.mark.parametrize("seed", range(5))
 def test_sampling_and_streams_follow_it_too(language_model: LanguageModel, seed: int) -> None:
     options = GenerationOptions(max_tokens=80, temperature=2.0, top_k=5, seed=seed, grammar=GRAMMAR)
-    text = "".join(pieces_of(streamed(language_model, "Hi", options)))
+    text = "".join(pieces_of(Streamed(language_model, "Hi", options)))
     assert json.loads(text)["colour"] in ("red", "green")
     assert text == language_model.generate("Hi", options).text
 

@@ -25,7 +25,7 @@ from tests.steps import LIMIT, Steps, until_stopped
 from .snapshots import unchanged
 from .tiny_models import build
 from .tiny_pair_models import MNLI
-from .worker_calls import streamed
+from .worker_calls import Streamed
 
 Make = Callable[..., LanguageModel]
 
@@ -246,11 +246,11 @@ def test_a_stream_that_is_left_stops_its_model(make_language_model: Make, how: s
     model = make_language_model()
     steps = Steps(model)
     steps.at(100, until_stopped)
-    stream = streamed(model, "What is tea?", LONG)
-    assert stream.next().call()
-    ticket = stream._begun()
+    stream = Streamed(model, "What is tea?", LONG)
+    assert stream.next()
+    (ticket,) = stream.tickets
     if how == "closed":
-        stream.stop()
+        stream.close()
     del stream
     assert isinstance(ticket.exception(LIMIT), AnswerCancelledError)
     assert 0 < steps.in_all() <= 100

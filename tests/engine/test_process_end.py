@@ -40,9 +40,9 @@ def write():
 """
 
 STREAM = """
-from tests.engine.worker_calls import streamed
-stream = streamed(model, "What is tea?", LONG)
-stream.next().call()
+from tests.engine.worker_calls import Streamed
+stream = Streamed(model, "What is tea?", LONG)
+stream.next()
 """
 
 OFF_LOOP = """

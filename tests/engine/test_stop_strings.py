@@ -12,7 +12,7 @@ from semgrad_guard.engine.answers.options import Sampling
 from semgrad_guard.engine.answers.writing import visible
 from tests.thinking import ANSWERS, THOUGHTS, thinking_model
 
-from .worker_calls import pieces_of, streamed
+from .worker_calls import Streamed, pieces_of
 
 QUESTION = "What is the capital of Mongolia?"
 
@@ -108,10 +108,10 @@ def answers_of(model: LanguageModel, way: str, options: GenerationOptions) -> li
         return [model.generate(question, options) for question in QUESTIONS_TO_THINK]
     if way == "batch":
         return model.generate_batch(QUESTIONS_TO_THINK, options)
-    streams = [streamed(model, question, options) for question in QUESTIONS_TO_THINK]
-    found = [(pieces_of(stream), stream.draft().call()) for stream in streams]
-    assert all("".join(pieces) == generation.text for pieces, generation in found)
-    return [generation for _, generation in found]
+    streams = [Streamed(model, question, options) for question in QUESTIONS_TO_THINK]
+    found = [(pieces_of(stream), stream.generation) for stream in streams]
+    assert all(one and "".join(pieces) == one.text for pieces, one in found)
+    return [one for _, one in found if one]
 
 
 @pytest.mark.parametrize("way", ["alone", "batch", "stream"])

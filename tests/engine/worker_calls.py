@@ -10,9 +10,11 @@ from typing import Any
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.request import Request, Ticket
+from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.estimators import Sampling
-from semgrad_guard.guard import LiveAnswer
+from semgrad_guard.guard.streams import answer_steps
+from semgrad_guard.guard.timing import Work
 from tests.steps import LIMIT
 
 
@@ -40,18 +42,39 @@ def submitted(
     )
 
 
-def streamed(model: LanguageModel, text: str, options: GenerationOptions) -> LiveAnswer:
-    """An answer piece by piece, which is begun with the first of them."""
-    request = Request(prompt=model.render(text), options=(options,), finish=lambda found: found[0])
-    return LiveAnswer(lambda on_piece: model.submit(replace(request, on_piece=on_piece)))
+class Streamed:
+    """An answer piece by piece, which is begun with the first of them; its `tickets`, and its `generation` at the end."""
+
+    def __init__(self, model: LanguageModel, text: str, options: GenerationOptions) -> None:
+        request = Request(prompt=model.render(text), options=(options,), finish=lambda found: found[0])
+        tickets = self.tickets = list[Ticket[Generation]]()
+
+        def submit(on_piece: Callable[[Piece], None]) -> Ticket[Generation]:
+            tickets.append(model.submit(replace(request, on_piece=on_piece)))
+            return tickets[0]
+
+        self._steps = answer_steps(submit)
+        self.generation: Generation | None = None
+
+    def next(self) -> Piece | None:
+        """The next piece; None behind the last."""
+        given: Any = None
+        try:
+            while isinstance(found := self._steps.send(given), Work):
+                given = found.call()
+        except StopIteration as end:
+            self.generation = end.value
+            return None
+        return found
+
+    def close(self) -> None:
+        """Read no further."""
+        self._steps.close()
 
 
-def pieces_of(stream: LiveAnswer) -> list[str]:
+def pieces_of(stream: Streamed) -> list[str]:
     """Those of its text, to the end."""
-    found = list[str]()
-    while (pieces := stream.next().call()) is not None:
-        found += [piece for piece in pieces if isinstance(piece, str)]
-    return found
+    return [piece for piece in iter(stream.next, None) if isinstance(piece, str)]
 
 
 def busy(model: LanguageModel) -> threading.Event:

@@ -98,23 +98,6 @@ def test_what_cannot_be_made_again_is_named() -> None:
         estimator_of(calibration_for(Binding(model="m", estimator="states")))
 
 
-def test_a_learned_calibration_is_refused_when_its_weights_were_touched(
-    language_model: LanguageModel, fitted: FusedStates, tmp_path: Path
-) -> None:
-    path = learned_calibration(language_model, fitted).save(tmp_path / "c.json")
-    text = path.read_text()
-    assert fitted.weights is not None
-    path.write_text(text.replace(repr(fitted.weights.intercept), "0.25"))
-    with pytest.raises(CalibrationError, match="not an intact calibration"):
-        Calibration.load(path)
-
-
-def test_calibrations_without_a_choice_are_written_as_before(tmp_path: Path) -> None:
-    plain = calibrate([0.1, 0.2], [True, False], alpha=0.1, delta=0.1)
-    assert '"choice"' not in plain.save(tmp_path / "c.json").read_text()
-    assert Calibration.load(tmp_path / "c.json") == plain
-
-
 def test_an_estimator_is_named_at_every_front(language_model: LanguageModel) -> None:
     assert as_estimator("mean_entropy") == MeanEntropy()
     for made in (

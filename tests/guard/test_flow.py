@@ -7,7 +7,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, get_args
 
 import pytest
@@ -17,11 +16,11 @@ from hypothesis import strategies as st
 from semgrad_guard import Policy, ToolCall, Verdict
 from semgrad_guard.errors import DeadlineExceededError, InputError, LowConfidenceError
 from semgrad_guard.guard.decision import settle
-from semgrad_guard.guard.flow import Draft, Outcome, Refusal, Reply, answers, one
+from semgrad_guard.guard.flow import Draft, Outcome, Reply, answers, one
 from semgrad_guard.guard.policy import Terms
-from semgrad_guard.guard.streams import Iterated, arun_stream, run_stream, streamed
+from semgrad_guard.guard.streams import Live, StreamSteps, arun_stream, run_stream, streamed
 from semgrad_guard.guard.timing import Work, adrive
-from semgrad_guard.guard.verdicts import current_recorder, record_draft, recording, unscored
+from semgrad_guard.guard.verdicts import current_recorder, recording, unscored
 from semgrad_guard.settings import Mode
 from tests.guard.routed import run
 from tests.steps import LIMIT
@@ -65,7 +64,7 @@ class Source:
         self.requests += len(waiting)
         if self.error is not None:
             raise self.error
-        return [self.reply if isinstance(self.reply, Refusal) else Reply(self.reply, "target object") for _ in waiting]
+        return [Reply(self.reply, "target object") for _ in waiting]
 
     async def aask(self, waiting: Sequence[Any]) -> Sequence[Any]:
         return self.ask(waiting)
@@ -73,14 +72,14 @@ class Source:
     def aasking(self, waiting: Sequence[Any]) -> Work:
         return Work.awaited(lambda: self.aask(waiting))
 
-    def live(self) -> Live:
-        return Live(self)
+    def live(self) -> StreamSteps[str, Any]:
+        return Written(self).steps()
 
     def asking(self, waiting: Sequence[Any]) -> Work:
         return Work(lambda: self.ask(waiting))
 
 
-class Live(Iterated[str]):
+class Written(Live[str]):
     def __init__(self, source: Source) -> None:
         super().__init__(lambda: iter(source.pieces), self.apieces)
         self.source = source
@@ -202,12 +201,6 @@ class TestTargets:
         assert "OSError" in str(outcome.verdict.reason)
         assert "secret" not in str(outcome.verdict.reason)
         assert "secret address" in caplog.text
-
-    @pytest.mark.parametrize("driver", DRIVERS)
-    def test_a_target_may_refuse(self, driver: Driver) -> None:
-        _, outcome = driver(self.terms, Source(2.0, reply=Refusal("rejected by a person")))
-        assert (outcome.verdict.action, outcome.verdict.text) == ("abstain", "no")
-        assert outcome.verdict.reason == "rejected by a person"
 
     def test_what_was_delivered_has_a_verdict_of_its_own(self) -> None:
         own = scored(0.25, "better")
@@ -374,9 +367,7 @@ def test_a_targets_answer_that_nobody_can_read_is_not_delivered(reply: Any, why:
 def test_a_recorder_ends_with_its_run() -> None:
     with recording() as recorder:
         left_behind = copy_context()
-    record = partial(record_draft, scored(1.0), None)
     assert left_behind.run(current_recorder) is None
-    left_behind.run(record)
     outcome = one(left_behind.run(run, Terms(policy=Policy(threshold=0)), Source(2.0).drafts, Source(2.0).ask))
     assert (outcome.verdict.action, recorder.drafts) == ("abstain", [])
 

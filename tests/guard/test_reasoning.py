@@ -12,7 +12,7 @@ from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, P
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import DiverseBeams
 from semgrad_guard.engine.answers.request import Request
-from semgrad_guard.engine.answers.writing import Piece, ThoughtPiece, WrittenAnswer
+from semgrad_guard.engine.answers.writing import WrittenAnswer
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import MeanEntropy, Sampling, SelfConsistency, SemanticEntropy
 from semgrad_guard.guard.answering import Answerer
@@ -94,22 +94,6 @@ def test_answers_without_a_thought_are_scored_as_before(model: LanguageModel) ->
     off = model.generate(QUESTIONS[1], template_options=OFF)
     assert (off.text, off.reasoning) == (ANSWERS[QUESTIONS[1]], None)
     assert HybridGrad()(off.evidence).uncertainty is not None
-
-
-def test_a_running_batch_keeps_the_rule(model: LanguageModel) -> None:
-    pieces: list[Piece] = []
-    batch, prompt = model.running_batch(), model.render(QUESTIONS[0])
-
-    rows = [batch.answer(prompt, GenerationOptions(), listener=pieces.append)]
-    batch.join(rows)
-    while batch.rows:
-        batch.step()
-    (generation,) = batch.generations(rows)
-    assert generation.text == "".join(piece for piece in pieces if isinstance(piece, str)) == ANSWERS[QUESTIONS[0]]
-    thoughts = [piece.text for piece in pieces if isinstance(piece, ThoughtPiece)]
-    assert generation.reasoning is not None
-    assert "".join(thoughts) == generation.reasoning.text
-    assert len(thoughts) > 1
 
 
 def test_a_call_in_a_thought_is_no_call(model: LanguageModel) -> None:

@@ -36,7 +36,7 @@ from langchain_semgrad_guard.messages import get_verdict
 from langchain_semgrad_guard.router import UncertaintyRouterCallback
 from semgrad_guard import Calibration, LanguageModel, Policy
 from semgrad_guard.grading import Contains, ExactMatch
-from semgrad_guard.guard import split_delta
+from semgrad_guard.guard.promise import split_delta
 from semgrad_guard.named import POCKET
 
 ALPHA_MEMORY, ALPHA_LIBRARY, DELTA = 0.1, 0.2, 0.1

@@ -115,7 +115,7 @@ def test_a_record_is_continued(tmp_path: Path) -> None:
     again = calibrate_chain(GuardedChatModel(inner), EXAMPLES, "contains", **HOW, record=record, name="bot 1")
     assert len(inner.requests) == before
     assert first.n == again.n
-    with pytest.raises(InputError):
+    with pytest.raises(BindingMismatchError, match="bot 1"):
         calibrate_chain(GuardedChatModel(inner), EXAMPLES, "contains", **HOW, record=record, name="bot 2")
     with pytest.raises(InputError, match="name"):
         calibrate_chain(GuardedChatModel(inner), EXAMPLES, "contains", **HOW, record=tmp_path / "other.jsonl")

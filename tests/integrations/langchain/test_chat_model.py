@@ -45,22 +45,26 @@ def test_metadata_is_plain_json(chat: ChatSemGrad) -> None:
         assert json.loads(json.dumps(metadata)) == metadata
 
 
-@pytest.mark.parametrize("name", ["ainvoke", "abatch", "astream"])
-def test_weights_do_not_load_on_the_event_loop(
-    tiny: str, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = shutil.copytree(tiny, tmp_path / "model")  # weights that no other test's model holds already
-    threads: list[threading.Thread] = []
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, threading.Thread]]:
+    """The models that are loaded, and the threads in which that happens."""
+    found: list[tuple[str, threading.Thread]] = []
     original = LanguageModel.from_pretrained.__func__  # type: ignore[attr-defined]
 
     def from_pretrained(cls: Any, name_or_path: str, **kwargs: Any) -> LanguageModel:
-        threads.append(threading.current_thread())
+        found.append((name_or_path, threading.current_thread()))
         return original(cls, name_or_path, **kwargs)
 
     monkeypatch.setattr(LanguageModel, "from_pretrained", classmethod(from_pretrained))
+    return found
+
+
+@pytest.mark.parametrize("name", ["ainvoke", "abatch", "astream"])
+def test_weights_do_not_load_on_the_event_loop(tiny: str, tmp_path: Path, name: str, loaded: Any) -> None:
+    own = shutil.copytree(tiny, tmp_path / "model")  # weights that no other test's model holds already
     ROUTES[name](ChatSemGrad(model=str(own), max_tokens=2), QUESTION, {})
-    assert len(threads) == 1
-    assert threads[0] is not threading.main_thread()
+    ((_, thread),) = loaded
+    assert thread is not threading.main_thread()
 
 
 def test_stop_strings_end_an_answer(chat: ChatSemGrad, draft: str) -> None:
@@ -92,28 +96,20 @@ def test_bad_fields_are_refused(language_model: LanguageModel) -> None:
         ChatSemGrad.from_model(language_model, dtype="float32")
 
 
-def test_weights_load_at_the_first_answer_and_are_shared(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: list[str] = []
-    original = LanguageModel.from_pretrained.__func__  # type: ignore[attr-defined]
-
-    def from_pretrained(cls: Any, name_or_path: str, **kwargs: Any) -> LanguageModel:
-        loaded.append(name_or_path)
-        return original(cls, name_or_path, **kwargs)
-
-    monkeypatch.setattr(LanguageModel, "from_pretrained", classmethod(from_pretrained))
+def test_weights_load_at_the_first_answer_and_are_shared(tiny: str, loaded: Any) -> None:
     first, second = ChatSemGrad(model=tiny, max_tokens=2), ChatSemGrad(model=tiny, estimator=SemGrad(), max_tokens=2)
     copied = deepcopy(first.model_copy(update={"tags": ["nostream"]}))
     assert (repr(first), dumpd(first)["type"], first._get_ls_params()["ls_model_name"])[1:] == ("not_implemented", tiny)
     assert loaded == []
     assert [chat.invoke(QUESTION).text for chat in (first, copied, second)]
-    assert loaded == [tiny]
+    assert [name for name, _ in loaded] == [tiny]
     assert first.language_model is copied.language_model is second.language_model
     other = first.model_copy(update={"dtype": "float64"})
     assert other.language_model is not first.language_model, "a copy with other loading settings loads for itself"
     del first, second, copied, other
     gc.collect()
     ChatSemGrad(model=tiny, max_tokens=2).invoke(QUESTION)
-    assert loaded == [tiny] * 3, "unused weights are let go"
+    assert [name for name, _ in loaded] == [tiny] * 3, "unused weights are let go"
 
 
 def test_an_empty_prompt_is_refused_and_its_run_closed(chat: ChatSemGrad) -> None:

@@ -13,7 +13,6 @@ from llama_index_semgrad_guard.records import Chunk
 from semgrad_guard import LanguageModel, Policy, Verdict
 from semgrad_guard.adapters.calls import AnswerForm
 from semgrad_guard.guard.flow import Draft
-from semgrad_guard.guard.streams import Iterated
 from semgrad_guard.guard.timing import Work
 from semgrad_guard.records import PromptForm, digest_of
 
@@ -36,9 +35,13 @@ class Scripted(SemGradLLM):
         return super().metadata.model_copy(update={"is_function_calling_model": self.calls_functions})
 
     def _live(self, prompt: Any, form: AnswerForm, writing: Any, terms: Any, *, is_live: bool) -> Any:
-        return _Script(self, prompt, form, is_live)
+        """The writing of a draft, in pieces of three characters."""
+        draft = yield Work(lambda: self._scripted(prompt, form))
+        text = draft.verdict.text
+        yield from (text[start : start + 3] for start in range(0, len(text) if is_live else 0, 3))
+        return draft
 
-    def drafted(self, prompt: Any, owed: AnswerForm) -> Draft[Chunk]:
+    def _scripted(self, prompt: Any, owed: AnswerForm) -> Draft[Chunk]:
         """A draft as the model's thread makes it."""
         shown = prompt if isinstance(prompt, str) else "\n".join(message.content or "" for message in prompt)
         text, uncertainty, calls, scores = (*self.script(shown), [], ())[:4]
@@ -58,36 +61,6 @@ class Scripted(SemGradLLM):
         answer = Chunk(text, record={"model": self.model, "finish_reason": "stop"})
         trusted = bool(self.router) and self.router.trusts(calls)
         return Draft(verdict, answer, form, trusted=trusted, irreplaceable=A_STRUCTURE if owed.is_owed else "")
-
-
-class _Script:
-    """The writing of a scripted draft (`Live`), in pieces of three characters."""
-
-    def __init__(self, llm: Scripted, prompt: Any, form: AnswerForm, is_live: bool) -> None:
-        self._llm, self._prompt, self._form = llm, prompt, form
-        self._pieces = Iterated(self._written, self._awritten) if is_live else None
-        self._draft: Draft[Chunk] | None = None
-
-    def _made(self) -> Draft[Chunk]:
-        self._draft = self._draft or self._llm.drafted(self._prompt, self._form)
-        return self._draft
-
-    def _written(self) -> Any:
-        text = self._made().verdict.text
-        yield from (text[start : start + 3] for start in range(0, len(text), 3))
-
-    async def _awritten(self) -> Any:
-        for piece in self._written():
-            yield piece
-
-    def next(self) -> Work:
-        return Work.at_once(lambda: None) if self._pieces is None else self._pieces.next()
-
-    def draft(self) -> Work:
-        return Work(self._made)
-
-    def close(self) -> Work:
-        return Work.at_once(lambda: None)
 
 
 def verdict_of(response: Any) -> Verdict:

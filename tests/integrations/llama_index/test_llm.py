@@ -208,4 +208,4 @@ def test_the_estimator_is_that_of_the_routers_calibration(wide: LanguageModel) -
     binding = binding_of(own.score(QUESTION, "Paris"))
     calibration = calibrate([i / 99 for i in range(99)], [True] * 99, alpha=0.1, delta=0.1, binding=binding)
     llm = SemGradLLM.from_model(wide, router=UncertaintyRouterCallback(Policy.from_calibration(calibration)))
-    assert llm.estimator == MaxProbability()
+    assert llm.score(QUESTION, "Paris").estimator == MaxProbability.name

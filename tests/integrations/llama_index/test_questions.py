@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse
 from llama_index.core.chat_engine import CondenseQuestionChatEngine, SimpleChatEngine
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
+from pydantic import BaseModel
 
 from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback, asking, guarded
 from semgrad_guard import LanguageModel, Policy
@@ -44,25 +46,6 @@ def test_the_score_is_the_greatest_and_the_first_refusal_ends_it(
     verdict = verdict_of(response)
     assert (len(prompts), verdict.uncertainty) == (calls, max(scores))
     assert (str(response) == WITHHELD) is (max(scores) > 0.1)
-
-
-def test_every_later_call_ends_at_once(wide: LanguageModel) -> None:
-    """Whatever code between makes of the error."""
-    script, prompts = by_call(0.01, 0.9, 0.01)
-    llm = scripted(wide, script)
-
-    class Stubborn(CustomQueryEngine):
-        def custom_query(self, query_str: str) -> str:
-            texts: list[str] = []
-            for _ in range(5):
-                try:
-                    texts.append(llm.complete(query_str).text)
-                except LowConfidenceError as error:
-                    texts.append(str(error))
-            return " ".join(texts)
-
-    assert str(guarded(Stubborn(), llm.router).query(QUERY)) == WITHHELD
-    assert len(prompts) == 2
 
 
 def by_user(prompt: str) -> tuple[str, float]:
@@ -295,3 +278,51 @@ def test_wrong_use_is_named(given: Any, wide: LanguageModel) -> None:
         guarded(reading(scripted(wide, by_user)), Policy(threshold=1))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="UncertaintyRouterCallback"):
         SemGradLLM.from_model(wide, router=Policy(threshold=1))
+
+
+# A target's own count of its tokens, as LlamaIndex's integrations keep it.
+
+OPENAI = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+ANTHROPIC = {"input_tokens": 7, "output_tokens": 3}
+
+
+class Usage(BaseModel):
+    """A provider's own class."""
+
+    prompt_tokens: int = 7
+    completion_tokens: int = 3
+
+
+class Sent(BaseModel):
+    """A provider's response, as its client parses it."""
+
+    usage: Usage | None = None
+
+
+@pytest.mark.parametrize("asks", ["complete", "chat"])
+@pytest.mark.parametrize(
+    ("kept", "counted"),
+    [
+        ({"raw": {"usage": OPENAI}}, True),
+        ({"raw": {"usage": ANTHROPIC}}, True),
+        ({"raw": Sent(usage=Usage())}, True),
+        ({"raw": Sent(), "additional_kwargs": OPENAI}, True),
+        ({"additional_kwargs": OPENAI}, True),
+        ({"raw": {"usage": None}}, False),
+        ({"raw": {"usage": {"prompt_tokens": None, "completion_tokens": "3"}}}, False),
+        ({}, False),
+    ],
+)
+def test_a_targets_own_count_of_tokens_is_kept(
+    wide: LanguageModel, kept: dict[str, Any], counted: bool, asks: str
+) -> None:
+    answers = {
+        "complete": CompletionResponse(text="larger", **kept),
+        "chat": ChatResponse(message=ChatMessage(role="assistant", content="larger"), **kept),
+    }
+    llm = scripted(wide, lambda _: (CANARY, 0.9), escalate_to=lambda _: answers[asks])
+    response = llm.complete("q") if asks == "complete" else llm.chat([ChatMessage("q")])
+    verdict = verdict_of(response)
+    assert verdict.text == "larger"
+    details = verdict.details
+    assert (details.prompt_tokens, details.answer_tokens) == ((7, 3) if counted else (None, None))

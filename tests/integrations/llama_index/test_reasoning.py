@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ThinkingBlock
-from llama_index.core.query_engine import CustomQueryEngine
 
-from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback, guarded
+from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback
 from semgrad_guard import Policy
 from tests.thinking import ANSWERS, THOUGHTS, thinking_model, written
 
@@ -59,21 +58,11 @@ def test_a_completion_and_a_text_from_elsewhere(llm: SemGradLLM) -> None:
     assert (cut.text, cut.raw["finish_reason"]) == (ANSWER, "stop"), "a stop string looks at the answer alone"
 
 
-class Engine(CustomQueryEngine):
-    """An engine that returns the model's text."""
-
-    llm: SemGradLLM
-
-    def custom_query(self, query_str: str) -> str:
-        return self.llm.complete(query_str).text
-
-
 @pytest.mark.parametrize("mode", ["enforce", "annotate"])
-def test_a_guarded_engine_withholds_the_reasoning_with_the_answer(llm: SemGradLLM, mode: Any) -> None:
+def test_the_reasoning_is_withheld_with_the_answer(llm: SemGradLLM, mode: Any) -> None:
     router = UncertaintyRouterCallback(Policy(threshold=-1.0), mode=mode)
     judged = llm.model_copy(update={"router": router})
-    response: Any = guarded(Engine(llm=judged), router).query(QUESTION)
-    verdict = verdict_of(response)
-    assert verdict.status == "scored"
-    assert str(response) == (ANSWER if mode == "annotate" else "I don't know.")
-    assert THOUGHT not in repr(response)
+    response = judged.complete(QUESTION)
+    assert verdict_of(response).status == "scored"
+    assert response.text == (ANSWER if mode == "annotate" else "I don't know.")
+    assert (THOUGHT in repr(response)) is (mode == "annotate")

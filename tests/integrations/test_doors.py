@@ -1,13 +1,15 @@
-"""Every door writes each of its decisions to the same log, once."""
+"""Every door: whatever `LanguageModel.from_pretrained` loads, by the same name; unknown options; one row in one log."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from llama_index.core import Document, SummaryIndex
+from typer.testing import CliRunner
 
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback
 from langchain_semgrad_guard import guarded as chain_of_questions
@@ -15,11 +17,62 @@ from llama_index_semgrad_guard import SemGradLLM
 from llama_index_semgrad_guard import UncertaintyRouterCallback as LlamaIndexRouter
 from llama_index_semgrad_guard import guarded as guarded_engine
 from semgrad_guard import LanguageModel, Policy
+from semgrad_guard.cli import app
 from semgrad_guard.decision_log.entries import DecisionSink
+from semgrad_guard.errors import InputError
+from tests.engine.gguf_files import tiny, write
 
-pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
+QUESTION = "in a box?"
 
-from semgrad_guard.decision_log.decision_log import DecisionLog
+
+def by_command(path: str) -> str:
+    ran = CliRunner().invoke(app, ["ask", QUESTION, "--model", path, "--max-tokens", "6", "--json"])
+    assert ran.exit_code == 0, ran.output
+    return str(json.loads(ran.stdout)["text"])
+
+
+TEXTS: dict[str, Callable[[str], str]] = {
+    "langchain": lambda path: ChatSemGrad(model=path, max_tokens=6).invoke(QUESTION).text,
+    "llama_index": lambda path: SemGradLLM(model=path, max_tokens=6).complete(QUESTION).text,
+    "command": by_command,
+}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("gguf") / "tiny.gguf", tiny())
+
+
+@pytest.mark.parametrize("door", TEXTS)
+def test_every_door_loads_a_gguf_file(door: str, file: Path) -> None:
+    expected = LanguageModel.from_pretrained(str(file)).generate(QUESTION, None)
+    assert expected.text.startswith(TEXTS[door](str(file)))
+    assert TEXTS[door](str(file)) == TEXTS[door](str(file.parent))
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "ChatSemGrad": lambda path, **fields: ChatSemGrad(model=path, **fields).invoke(QUESTION),
+    "SemGradLLM": lambda path, **fields: SemGradLLM(model=path, **fields).complete(QUESTION),
+}
+
+
+@pytest.mark.parametrize("door", CALLS)
+def test_every_door_takes_a_quantization(door: str, checkpoint: Path) -> None:
+    """Of a method that there is not, so that the message about it comes back through the door."""
+    with pytest.raises(InputError, match="no quantization with quant_method 'nosuch'"):
+        CALLS[door](str(checkpoint), quantization_config={"quant_method": "nosuch"})
+
+
+@pytest.mark.parametrize("door", CALLS)
+def test_unknown_options_are_named(door: str) -> None:
+    with pytest.raises(InputError, match=rf"{door} takes no temprature; it takes .*max_tokens.*temperature"):
+        CALLS[door]("pocket", temprature=1)
+    ask: Any = ChatSemGrad().invoke if door == "ChatSemGrad" else SemGradLLM().complete
+    with pytest.raises(InputError, match=rf"a call of {door} takes no temprature; it takes .*max_tokens.*temperature"):
+        ask("hi", temprature=1)
+
+
+# The decision log.
 
 NONE = Policy(threshold=-1.0, on_cut="score")
 
@@ -64,6 +117,9 @@ DOORS: dict[str, Callable[[LanguageModel, DecisionSink], Any]] = {
 def test_a_door_writes_its_decisions_down(
     door: str, tmp_path: Path, make_language_model: Callable[..., LanguageModel]
 ) -> None:
+    pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
+    from semgrad_guard.decision_log.decision_log import DecisionLog
+
     model = make_language_model(max_position_embeddings=2048)
     with DecisionLog(tmp_path / "log.db") as log:
         metadata = DOORS[door](model, log)
