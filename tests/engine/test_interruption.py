@@ -141,6 +141,7 @@ def make_settled(make: Make, scenario: Callable[[LanguageModel], object]) -> Lan
     model = make()
     model.scorer.exactness()
     scenario(model)
+    checks_of(scenario, model)  # in this thread a batch is scored in other groups, which are verified as well
     return model
 
 

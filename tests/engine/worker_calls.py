@@ -43,7 +43,7 @@ def submitted(
 
 
 class Streamed:
-    """An answer piece by piece, which is begun with the first of them; its `tickets`, and its `generation` at the end."""
+    """An answer piece by piece, begun with the first of them; its `tickets`, and its `generation` at the end."""
 
     def __init__(self, model: LanguageModel, text: str, options: GenerationOptions) -> None:
         request = Request(prompt=model.render(text), options=(options,), finish=lambda found: found[0])
