@@ -36,7 +36,7 @@ from semgrad_guard.settings import OnCut
 
 @dataclass(frozen=True)
 class Example:
-    """A chain's input and its right answers: none where only an abstention is right. `key` follows the input."""
+    """A chain's input and its right answers: none where every claim is wrong. `key` follows the input."""
 
     input: Any
     answers: tuple[str, ...]
@@ -314,8 +314,7 @@ def _example(given: Any, number: int) -> Example:
     answers = () if right is None else (right,) if isinstance(right, str) else tuple(several)
     if not all(isinstance(answer, str) and answer.strip() for answer in answers):
         raise InputError(
-            f"example {number} needs a right answer as text, or several; None or [] where no answer is right but an "
-            "abstention"
+            f"example {number} needs a right answer as text, or several; None or [] where every claim is wrong"
         )
     return Example(question, answers, _key_of(question))
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypedDict, cast
 
 from semgrad_guard.adapters.calibrating import AnsweredExample, Runs, collected, read_examples
 from semgrad_guard.calibration import Binding, Calibration
 from semgrad_guard.calibration.binding import QUESTIONS
-from semgrad_guard.calibration.calibrating import ALL_ABSTAINED
 from semgrad_guard.calibration.calibration_set import Copies, read_rate
 from semgrad_guard.declared import declared, require_known
 from semgrad_guard.errors import CalibrationError, InputError
@@ -81,7 +80,7 @@ class ChosenEstimator:
         return tuple({estimator.name: estimator for estimator in (*FREE, *self.needed)}.values())
 
     def outcome(
-        self, answered: Sequence[AnsweredExample], correct: Sequence[bool], binding: Binding, **how: Any
+        self, answered: Sequence[AnsweredExample], grades: Sequence[Grade], binding: Binding, **how: Any
     ) -> Outcome:
         """The calibration on answered and graded examples; `how` are further options of `calibrate`."""
 
@@ -94,16 +93,19 @@ class ChosenEstimator:
             return binding.model_copy(update={"estimator": estimator.name, "settings": settings})
 
         names = dict.fromkeys(name for one in answered for name in one.scores)
-        graded = LearningSet(
+        columns = {name: [score and score.uncertainty for score in scored(name)] for name in names}
+        if self.request is None:
+            columns[binding.estimator] = [one.uncertainty for one in answered]
+        every = LearningSet(
             [one.key for one in answered],
-            list(correct),
+            [grade is True for grade in grades],
             {name: [score and score.features for score in scored(name)] for name in names if name in NEEDS_LABELS},
-            {name: [score and score.uncertainty for score in scored(name)] for name in names},
+            columns,
             [one.prompt and (one.prompt, *one.others) for one in answered],
         )
+        graded = every.claiming(grades)
         if self.request is None:
-            own = {**graded.uncertainties, binding.estimator: [one.uncertainty for one in answered]}
-            return calibrate_scored(replace(graded, uncertainties=own), binding.estimator, binding=binding, **how)
+            return calibrate_scored(graded, binding.estimator, binding=binding, **how)
         # Copies would be on both sides of a split; of traffic, every row is a draw by itself.
         apart = graded if how.get("copies") == "keep" else graded.distinct()
         if self.request == "auto":
@@ -167,7 +169,7 @@ class ExampleCalibration:
 
     Args:
         examples: pairs of (input, right answer or answers), or {"input": ..., "answers": [...]}; None or no answer
-            where abstaining is right.
+            where every claim is wrong.
         grader: grades the answers; its name becomes part of the binding.
         alpha: the largest error rate among the answers that are let through, in (0, 1).
         delta: the largest probability of breaking that promise, in (0, 1).
@@ -214,25 +216,22 @@ class ExampleCalibration:
         verdicts, name = self._grades(answered)
         people = self._labels is not None
         graded = [i for i, verdict in enumerate(verdicts) if verdict is not None or not people]
-        rows = [i for i in graded if verdicts[i] != ABSTAINED]  # an abstention is like an answer that is withheld
-        correct = [verdicts[i] is True for i in rows]
-        if abstained := len(graded) - len(rows):
-            logger.info("semgrad-guard: %d of %d answers abstain; they are left out.", abstained, len(graded))
-        if graded and not rows:
-            raise CalibrationError(ALL_ABSTAINED)
-        kept = [answered[i].judged(self._on_cut) for i in rows]
+        grades: list[Grade] = [verdicts[i] or False for i in graded]
+        kept = [answered[i].judged(self._on_cut) for i in graded]
         binding = self._binding(kept, of_questions=any(one.others for one in answered))
-        self._tell_of_cuts(kept, correct)
+        self._tell_of_cuts(kept, grades)
         named = {"grader": name, "upstream": self._upstream, "on_cut": self._on_cut}
         named |= _ends([one.cut for one in answered])
         outcome = self.estimator.outcome(
             kept,
-            correct,
+            grades,
             binding.model_copy(update=named),
             **self._rates,
             **self._options,
-            **self._tries(kept, correct, record),
-        ).with_abstentions(len(graded) - len(rows))
+            **self._tries(kept, grades, record),
+        )
+        if abstained := outcome.calibration.n_abstained:
+            logger.info("semgrad-guard: %d of %d answers abstain; they are left out.", abstained, len(graded))
         choice, effect = outcome.calibration.choice, outcome.effect
         remarks = [
             None if people or None not in verdicts else no_verdict(verdicts.count(None), len(verdicts), name),
@@ -262,21 +261,21 @@ class ExampleCalibration:
         return binding.model_copy(update={"settings": QUESTIONS.among(binding.settings)})
 
     def _tries(
-        self, answered: Sequence[AnsweredExample], correct: Sequence[bool], record: Path | None
+        self, answered: Sequence[AnsweredExample], grades: Sequence[Grade], record: Path | None
     ) -> dict[str, Any]:
         """The number of this calibration among those on the labels of a record."""
         if record is None or "tries" in self._options:
             return {}
-        labels = [(one.key, right) for one, right in zip(answered, correct, strict=True)]  # a split looks at the order
+        labels = [(one.key, grade) for one, grade in zip(answered, grades, strict=True)]  # a split looks at the order
         how = {"estimator": repr(self.estimator.request), "copies": repr(self._options.get("copies"))}
         how["on_cut"] = self._on_cut
         return {"tries": number_of_try(record, {**how, "labels": digest_of(json.dumps(labels)), **self._rates})}
 
-    def _tell_of_cuts(self, answered: Sequence[AnsweredExample], correct: Sequence[bool]) -> None:
-        cut = [right for one, right in zip(answered, correct, strict=True) if one.cut_calls is not None]
+    def _tell_of_cuts(self, answered: Sequence[AnsweredExample], grades: Sequence[Grade]) -> None:
+        cut = [grade for one, grade in zip(answered, grades, strict=True) if one.cut_calls is not None]
         if cut:
             logger.warning(
-                "semgrad-guard: %d of %d answers were cut off by max_tokens, %d of them wrong: raise it.",
+                "semgrad-guard: max_tokens cut off %d of %d answers, %d of them wrong: raise it.",
                 len(cut),
                 len(answered),
                 cut.count(False),

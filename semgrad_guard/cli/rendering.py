@@ -214,7 +214,7 @@ def _cut(outcome: Outcome) -> str:
     bound = outcome.calibration.binding
     rule = None if bound is None else bound.on_cut
     unscored = {"abstain": " (they have no score)", "unscored": " (within their first sentence they have no score)"}
-    wrong = f"{outcome.n_cut} answers, {outcome.n_cut_wrong} of them wrong"
+    wrong = f"{outcome.n_cut} of the graded answers, {outcome.n_cut_wrong} of them wrong"
     return f"{wrong}{unscored.get(rule or '', '')}: raise --max-tokens"
 
 
@@ -242,7 +242,7 @@ def _promise(outcome: Outcome) -> Panel:
         text += f" This assumes: {calibration.assumption}."
         return Panel(text, title="The promise holds", title_align="left", border_style="green", box=box.ROUNDED)
     if outcome.n_cut:
-        cut = f"{outcome.n_cut} answers were cut off, {outcome.n_cut_wrong} of them wrong: raise --max-tokens."
+        cut = f"Answers cut off: {outcome.n_cut}, {outcome.n_cut_wrong} of them wrong: raise --max-tokens."
     helps = shortfall(calibration, cut=cut)
     body = Text(f"{text}\n\nNothing will be let through. {helps}")
     return Panel(
