@@ -155,7 +155,7 @@ _HALVINGS = 60
 class PromiseState(BaseModel, frozen=True):
     """Whether the promise of `alpha` holds, by the `labels` of answers drawn at random, of which `wrong` were wrong.
 
-    `requested_alpha` is what was asked for instead, where the calibration's labels did not support it.
+    `requested_alpha` is the wished one, where the calibration's labels did not support it.
 
     The error rate lies at or above `low`, and at or below `high`, each with probability 1 - delta at all looks
     together. `ungraded` answers were drawn, and are not graded yet.

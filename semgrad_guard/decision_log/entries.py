@@ -57,8 +57,8 @@ class Decision(BaseModel, frozen=True, extra="ignore", allow_inf_nan=False):
 
     `delivered` and `question` are texts, which only a log that keeps text has; `delivered` is the text that was sent,
     never a withheld draft. `tokens` counts the scored tokens of a delivered answer, `draft_tokens` those of the draft,
-    whatever became of it. `alpha` and `delta` are the promise of the calibration, `requested_alpha` is what was asked
-    for where its labels did not support it; `drawn` is when the decision was drawn at random to be graded. `sentences`
+    whatever became of it. `alpha` and `delta` are the promise of the calibration, `requested_alpha` is the wished one
+    where its labels did not support it; `drawn` is when the decision was drawn at random to be graded. `sentences`
     are those of an answer that was judged by sentence, with their ranges in the delivered text.
     """
 

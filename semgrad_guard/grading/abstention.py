@@ -14,6 +14,7 @@ _APART = re.compile(
     r"|likely|about|around|roughly|approximately)\b)"
 )
 _FULL = (
+    (re.compile(r"^\s*no, (?=i\b)"), ""),
     (re.compile(r"[’‘`]"), "'"),
     (re.compile(r"\b(?:cannot|can't|cant)\b"), "can not"),
     (re.compile(r"\b(?:won't|wont)\b"), "will not"),
@@ -26,7 +27,7 @@ _FULL = (
     (re.compile(r"\b(i|we|you|they)'d\b"), r"\1 would"),
     (re.compile(r"\b(we|you|they)'re\b"), r"\1 are"),
 )
-"""Short forms, written out."""
+"""Short forms, written out; "No, I don't know." says no more than the rest of it."""
 
 
 def abstains(text: str, own: tuple[str, ...] = ()) -> bool:

@@ -59,7 +59,7 @@ def test_answers_without_a_verdict_are_wrong_and_told(tmp_path: Path, capsys: py
     answers = [made(i, text=text) for i, text in enumerate(texts)]
     questions = [Question(question=answer.question, answers=("Paris",)) for answer in answers]
     grades = grading.grade(questions, answers, Contains(), book=tmp_path / "grades.jsonl")
-    assert (list(grades.rows), list(grades.correct), grades.no_verdict) == ([0, 1, 2], [True, False, False], 1)
+    assert (grades.of_answers, grades.no_verdict) == ({0: True, 1: False, 2: False}, 1)
     shown = flat(capsys.readouterr().err)
     assert "1 of 3 answers have no verdict by contains@3; they count as wrong." in shown
     assert "no verdict: question 1" in shown
