@@ -121,10 +121,12 @@ def calibration_view(outcome: Outcome) -> RenderableType:
     left_out = {"promise", "assumption"}
     if calibration.threshold is not None and not is_verbose():  # what would help is for those who need help
         left_out |= {"chance", "scores"}
-    part, own, bound = calibration.by_hand, calibration.sentences, calibration.binding
+    own, bound = calibration.sentences, calibration.binding
     meaning = None if bound is None or bound.grader is None else right_means(bound.grader)
     unit = "answer" if own is None else "sentence"
-    wrong = f"{calibration.n_wrong} of {calibration.n if part is None else part.count} answers "
+    wrong = (
+        f"{calibration.n_wrong} of {calibration.n if calibration.by_hand is None else calibration.n_tested} answers "
+    )
     wrong += "wrong" if own is None else f"hold a wrong sentence, or none; {own.wrong} of {own.n} sentences wrong"
     undecided = f", {outcome.no_verdict} {unit}s without a verdict among them" if outcome.no_verdict else ""
     if calibration.n_abstained:

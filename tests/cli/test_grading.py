@@ -89,13 +89,14 @@ def test_people_grade_a_random_part_of_the_surest(calibrate: Run, right: Path, t
     assert len(table(sheet)) == 21
     fill(sheet, ["yes"] * 19 + [""])
     assert "1 of the 20 answers to grade have no label" in flat(calibrate(right, *options).stderr)
-    fill(sheet, ["yes"] * 20)
+    fill(sheet, ["yes"] * 19 + ["abstained"])
     result = calibrate(right, *options)
     assert result.exit_code == 0, result.stderr
+    assert "questions 0 of 19 answers wrong; 1 more abstain, which is neither right nor wrong" in flat(result.stdout)
     assert "20 graded by hand, a random part of the surest 50.0% (30 answers)" in flat(result.stdout)
     made = Calibration.load(tmp_path / "c.json")
     assert made.by_hand is not None
-    assert (made.n, made.n_tested, made.binding.grader) == (60, 20, "human")
+    assert (made.n, made.n_tested, made.binding.grader) == (60, 19, "human")
     assert json.loads(calibrate(right, *options, "--json").stdout)["effect"] is None
 
 
