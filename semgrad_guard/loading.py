@@ -151,7 +151,7 @@ def load_policy(calibration: Path | None, options: PolicyOptions | None = None) 
     """The policy of a calibration's file or a threshold, if one of them is given.
 
     Raises:
-        InputError: both are.
+        InputError: both are, or a promise in reach is asked for without a calibration.
         CalibrationError: the file cannot be read as one.
     """
     from semgrad_guard.calibration import Calibration
