@@ -203,8 +203,8 @@ class Database:
         decision first; and how many of its answers were drawn, and have no random grade.
         """
         columns = decisions.c
-        numbers = (sa.func.max(rate) for rate in (columns.alpha, columns.delta, columns.requested_alpha))
-        known = sa.select(columns.calibration_id, *numbers).where(
+        rates = (sa.func.max(columns.alpha), sa.func.max(columns.delta), sa.func.max(columns.requested_alpha))
+        known = sa.select(columns.calibration_id, *rates).where(
             PROMISED, columns.calibration_id.is_not(None), columns.alpha.is_not(None)
         )
         waiting = sa.select(columns.calibration_id, sa.func.count()).where(
