@@ -302,7 +302,7 @@ def test_the_report_is_in_the_record_and_on_the_terminal(calibrate: Run, tmp_pat
     assert all(sentences[name] in shown for name in ("promise", "effect", "prompts", "chance", "scores"))
     assert list(made.aurocs) == ["hybridgrad", *(one.name for one in FREE)]
     assert made.auroc == made.aurocs["hybridgrad"]
-    assert sentences["scores"].endswith("of these, --estimator auto takes max_probability")
+    assert "--estimator auto takes max_probability: the best on a part of the labels" in sentences["scores"]
     assert "; a second turn is not promised" in sentences["prompts"]
     free = made_by(calibrate, tmp_path / "mixed.jsonl", tmp_path, "--estimator", "gnll")  # no answer is given anew
     assert (free.auroc, free.tries) == (pytest.approx(made.aurocs["gnll"]), 2)
