@@ -149,7 +149,7 @@ def load_policy(calibration: Path | None, options: PolicyOptions | None = None) 
     """The policy of a calibration's file or a threshold, if one of them is given.
 
     Raises:
-        InputError: both are.
+        InputError: both are, or a promise in reach is asked for without a calibration.
         CalibrationError: the file cannot be read as one.
     """
     from semgrad_guard.calibration import Calibration
@@ -161,7 +161,9 @@ def load_policy(calibration: Path | None, options: PolicyOptions | None = None) 
         raise InputError(ONE_THRESHOLD)
     if calibration is not None:
         return Policy.from_calibration(Calibration.load(calibration), on_no_threshold=options.on_no_threshold, **how)
-    return None if options.threshold is None else Policy(threshold=options.threshold, **how)
+    if options.threshold is None and options.on_no_threshold == "abstain":
+        return None
+    return Policy(threshold=options.threshold, on_no_threshold=options.on_no_threshold, **how)
 
 
 def pocket_policy(options: PolicyOptions | None = None) -> Policy | None:

@@ -38,7 +38,7 @@ from semgrad_guard.settings import OnCut
 
 @dataclass(frozen=True)
 class Example:
-    """A chain's input and its right answers: none where only an abstention is right. `key` follows the input."""
+    """A chain's input and its right answers: none where every claim is wrong. `key` follows the input."""
 
     input: Any
     answers: tuple[str, ...]
@@ -301,8 +301,7 @@ def _example(given: Any, number: int) -> Example:
     answers = () if right is None else (right,) if isinstance(right, str) else tuple(several)
     if not all(isinstance(answer, str) and answer.strip() for answer in answers):
         raise InputError(
-            f"example {number} needs a right answer as text, or several; None or [] where no answer is right but an "
-            "abstention"
+            f"example {number} needs a right answer as text, or several; None or [] where every claim is wrong"
         )
     key = hashlib.sha256(json.dumps(question, sort_keys=True, default=repr).encode()).hexdigest()[:16]
     return Example(question, answers, key)

@@ -8,14 +8,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Required, TypedDict, cast
 
 from semgrad_guard.adapters.calibrating import AnsweredExample, Runs, collected, read_examples
 from semgrad_guard.calibration import Binding, Calibration
 from semgrad_guard.calibration.binding import QUESTIONS
-from semgrad_guard.calibration.calibrating import ALL_ABSTAINED
 from semgrad_guard.calibration.calibration_set import Copies, read_rate
 from semgrad_guard.declared import declared, require_known
 from semgrad_guard.errors import CalibrationError, InputError
@@ -78,7 +76,7 @@ class ExampleCalibration:
 
     Args:
         examples: pairs of (input, right answer or answers), or {"input": ..., "answers": [...]}; None or no answer
-            where abstaining is right.
+            where every claim is wrong.
         grader: grades the answers; its name becomes part of the binding.
         alpha: the largest error rate among the answers that are let through, in (0, 1).
         delta: the largest probability of breaking that promise, in (0, 1).
@@ -135,24 +133,21 @@ class ExampleCalibration:
         verdicts, name = self._grades(answered)
         people = self._labels is not None
         graded = [i for i, verdict in enumerate(verdicts) if verdict is not None or not people]
-        rows = [i for i in graded if verdicts[i] != ABSTAINED]  # an abstention is like an answer that is withheld
-        correct = [verdicts[i] is True for i in rows]
-        if abstained := len(graded) - len(rows):
-            logger.info("semgrad-guard: %d of %d answers abstain; they are left out.", abstained, len(graded))
-        if graded and not rows:
-            raise CalibrationError(ALL_ABSTAINED)
-        kept = [answered[i].judged(self._on_cut) for i in rows]
+        grades: list[Grade] = [verdicts[i] or False for i in graded]
+        kept = [answered[i].judged(self._on_cut) for i in graded]
         binding = self._binding(kept, answered).model_copy(update={"grader": name})
         how = {**self._rates, **self._options}
         if record is not None and "tries" not in how:
-            labels = [(one.key, right) for one, right in zip(kept, correct, strict=True)]  # a split looks at the order
+            labels = [(one.key, grade) for one, grade in zip(kept, grades, strict=True)]  # a split looks at the order
             chosen = {"estimator": repr(self._estimator), "copies": repr(how.get("copies")), "on_cut": self._on_cut}
             how["tries"] = number_of_try(record, {**chosen, "labels": digest_of(json.dumps(labels)), **self._rates})
-        outcome = self._outcome(kept, correct, binding, how)
-        cut = [right for one, right in zip(kept, correct, strict=True) if one.cut_calls is not None]
+        outcome = self._outcome(kept, grades, binding, how)
+        if abstained := outcome.calibration.n_abstained:
+            logger.info("semgrad-guard: %d of %d answers abstain; they are left out.", abstained, len(graded))
+        cut = [grade for one, grade in zip(kept, grades, strict=True) if one.cut_calls is not None]
         choice, effect = outcome.calibration.choice, outcome.effect
         remarks = [
-            f"{len(cut)} of {len(kept)} answers were cut off by max_tokens, {cut.count(False)} of them wrong: raise it."
+            f"max_tokens cut off {len(cut)} of {len(kept)} answers, {cut.count(False)} of them wrong: raise it."
             if cut
             else None,
             None if people or None not in verdicts else no_verdict(verdicts.count(None), len(verdicts), name),
@@ -162,7 +157,7 @@ class ExampleCalibration:
         ]
         for remark in filter(None, remarks):
             logger.warning("semgrad-guard: %s", remark)
-        return outcome.with_abstentions(abstained).calibration
+        return outcome.calibration
 
     def _grades(self, answered: Sequence[AnsweredExample]) -> tuple[Verdicts, str]:
         """The grades in order, None where there is no label or no verdict, and whose they are."""
@@ -204,7 +199,7 @@ class ExampleCalibration:
         return binding.model_copy(update=facts)
 
     def _outcome(
-        self, answered: Sequence[AnsweredExample], correct: Sequence[bool], binding: Binding, how: dict[str, Any]
+        self, answered: Sequence[AnsweredExample], grades: Sequence[Grade], binding: Binding, how: dict[str, Any]
     ) -> Outcome:
         """The calibration on answered and graded examples; `how` are further options of `calibrate`."""
 
@@ -217,16 +212,19 @@ class ExampleCalibration:
             return binding.model_copy(update={"estimator": estimator.name, "settings": settings})
 
         names = dict.fromkeys(name for one in answered for name in one.scores)
-        graded = LearningSet(
+        columns = {name: [score and score.uncertainty for score in scored(name)] for name in names}
+        if self._estimator is None:
+            columns[binding.estimator] = [one.uncertainty for one in answered]
+        every = LearningSet(
             [one.key for one in answered],
-            list(correct),
+            [grade is True for grade in grades],
             {name: [score and score.features for score in scored(name)] for name in names if name in NEEDS_LABELS},
-            {name: [score and score.uncertainty for score in scored(name)] for name in names},
+            columns,
             [one.prompt and (one.prompt, *one.others) for one in answered],
         )
+        graded = every.claiming(grades)
         if self._estimator is None:
-            own = {**graded.uncertainties, binding.estimator: [one.uncertainty for one in answered]}
-            return calibrate_scored(replace(graded, uncertainties=own), binding.estimator, binding=binding, **how)
+            return calibrate_scored(graded, binding.estimator, binding=binding, **how)
         # Copies would be on both sides of a split; of traffic, every row is a draw by itself.
         apart = graded if how.get("copies") == "keep" else graded.distinct()
         if self._estimator == "auto":

@@ -16,6 +16,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, get_args
 
 import numpy as np
@@ -27,6 +28,7 @@ from semgrad_guard.calibration.calibration_set import (
     ABSTAINED,
     Copies,
     Prompts,
+    claims,
     read_column,
     read_prompts,
     read_rate,
@@ -41,8 +43,6 @@ from semgrad_guard.calibration.thresholds import of_answers, of_part
 from semgrad_guard.declared import is_score
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.settings import OnDoubt
-
-ALL_ABSTAINED = "Every graded answer is an abstention: none is right or wrong, so there is nothing to promise about."
 
 
 def calibrate(  # a promise has these conditions, and every one has its default
@@ -69,6 +69,7 @@ def calibrate(  # a promise has these conditions, and every one has its default
             is never let through, and counted. All scored answers are tested at gates (see `gates`).
         correct: whether each answer is right; "abstained" where the model itself has declined to answer. Such an
             answer is neither right nor wrong, and counted apart: the promise is about the answers that are none.
+            (An unlabelled answer's `by_hand` may be one: n counts it.)
         alpha: the error rate to promise among the answers let through.
         delta: how likely the promise may fail.
         binding: the conditions of the answers; later ones are compared with it.
@@ -95,20 +96,19 @@ def calibrate(  # a promise has these conditions, and every one has its default
     alpha, delta = read_rate(alpha, "alpha"), read_rate(delta, "delta")
     if copies not in ("keep", "once", None):
         raise CalibrationError(f"copies must be 'keep' (a sample of traffic) or 'once' (a list), not {copies!r}.")
+    if not isinstance(tries, Integral) or tries < 0:
+        raise CalibrationError(f"tries numbers the calibrations on these labels, 1, 2 and so on; it is {tries!r}.")
     if sentences is not None and by_hand is not None:
         raise CalibrationError("A promise about sentences takes no `by_hand`: leave it out.")
     labels, named = read_column(correct, "correct"), None if groups is None else read_column(groups, "groups")
-    abstained = [isinstance(label, str) and label == ABSTAINED for label in labels]
-    if any(abstained):
-        if by_hand is not None or sentences is not None:
-            raise CalibrationError('"abstained" is a label of whole answers that are all graded: True or False here.')
-        if all(abstained):
-            raise CalibrationError(ALL_ABSTAINED)
-        uncertainties = _kept(uncertainties, abstained, "uncertainties")
-        named = None if named is None else _kept(named, abstained, "groups")
-        prompts = None if prompts is None else _kept(prompts, abstained, "prompts")
-        labels = _kept(labels, abstained, "correct")
-    known = labels if by_hand is None else [False if label is None else label for label in labels]
+    kept = claims(labels)
+    n_abstained = len(labels) - len(kept)
+    if n_abstained and by_hand is None:
+        uncertainties = _some(uncertainties, kept, len(labels), "uncertainties")
+        named = None if named is None else _some(named, kept, len(labels), "groups")
+        prompts = None if prompts is None else _some(prompts, kept, len(labels), "prompts")
+        labels = [labels[row] for row in kept]
+    known = labels if by_hand is None else [False if label in (None, ABSTAINED) else label for label in labels]
     answers = read_set(uncertainties, known, groups=named, copies=copies or "once")
     if choice is not None and copies != "keep":
         choice.require_others(map(str, named or ()))
@@ -133,8 +133,9 @@ def calibrate(  # a promise has these conditions, and every one has its default
         n=answers.n,
         n_wrong=int((~tested.correct).sum()) + tested.n_unscored_wrong,
         n_unscored=answers.n_unscored,
+        n_unscored_wrong=tested.n_unscored_wrong,
         n_duplicates=answers.n_duplicates,
-        n_abstained=sum(abstained),
+        n_abstained=n_abstained,
         n_tested=len(tested.scores),
         scores=tuple(np.sort(answers.scores).tolist()),
         confidence_map=fit(*graded) if len(graded[0]) else None,
@@ -150,15 +151,15 @@ def calibrate(  # a promise has these conditions, and every one has its default
     )
 
 
-def _kept(column: Iterable[Any], left_out: Sequence[bool], name: str) -> list[Any]:
-    """The entries of a column that are not left out.
+def _some(column: Iterable[Any], rows: Sequence[int], length: int, name: str) -> list[Any]:
+    """Some rows of a column.
 
     Raises:
         CalibrationError: it has another length than the labels.
     """
     entries = read_column(column, name)
-    require_same_length("correct", len(left_out), name, len(entries))
-    return [entry for entry, out in zip(entries, left_out, strict=True) if not out]
+    require_same_length("correct", length, name, len(entries))
+    return [entries[row] for row in rows]
 
 
 def calibrate_sentences(

@@ -34,8 +34,9 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     answers there, `n_answered_wrong` were wrong. `bound_if_fixed` is the exact upper bound (at the tests' `level`) on
     their error rate, were the threshold fixed beforehand: it was selected, so alpha is the promise, and not this bound.
     `n` counts questions, without the `n_abstained` whose answers decline to answer. `n_wrong` are the errors among
-    them, `n_unscored` those without a finite score, `n_duplicates` repeats that were left out, `n_tested` the
-    scored ones that were tested. `copies` tells what became of repeated questions: the promise is about the traffic
+    them, `n_unscored` those without a finite score, `n_unscored_wrong` of these wrong, `n_duplicates` repeats that
+    were left out, `n_tested` the scored ones that were tested. `copies` tells what became of repeated questions: the
+    promise is about the traffic
     that they are drawn from ("keep"), or about distinct questions ("once", None). `tries` counts the calibrations
     on these labels up to this one, where they are counted (see `gates.py`). `procedure` names the tests (see
     `gates.Procedure`), at the thresholds `grid`. `scores` are the calibration scores,
@@ -77,6 +78,7 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     copies: Copies | None = None
     tries: int = Field(default=0, ge=0)
     n_abstained: int = Field(default=0, ge=0)
+    n_unscored_wrong: int = Field(default=0, ge=0)
     auroc: float | None = None
     aurocs: dict[str, float | None] = Field(default_factory=dict)
     auto: str | None = None

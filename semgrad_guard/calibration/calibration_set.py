@@ -80,6 +80,22 @@ def read_set(
 
 ABSTAINED: Final = "abstained"
 """The label of an answer in which the model itself declines to answer."""
+
+
+def claims(labels: Sequence[Any]) -> list[int]:
+    """The places of the answers that are no abstentions: these alone are right or wrong.
+
+    Raises:
+        CalibrationError: there is none.
+    """
+    found = [place for place, label in enumerate(labels) if not (isinstance(label, str) and label == ABSTAINED)]
+    if labels and not found:
+        raise CalibrationError(
+            "Every graded answer is an abstention: none is right or wrong, so there is nothing to promise about."
+        )
+    return found
+
+
 Prompts = PromptForm | Sequence[PromptForm] | None
 """The prompts of one answer: of a question that took several calls, first that of the call whose score counts."""
 
@@ -159,7 +175,10 @@ def _label(value: Any, row: int) -> bool:
         return value
     if isinstance(value, Real | np.bool_) and value in (0, 1):
         return bool(cast(Any, value))
-    raise CalibrationError(f"correct[{row}] is {value!r}. Each label must be True or False (or 1 or 0): grade first.")
+    raise CalibrationError(
+        f"correct[{row}] is {value!r}. Each label must be True or False (or 1 or 0; of a "
+        f"whole answer also {ABSTAINED!r}): grade first."
+    )
 
 
 def require_same_length(one: str, n_one: int, other: str, n_other: int) -> None:

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from semgrad_guard.calibration import gates, planning
-from semgrad_guard.calibration.calibration_set import CalibrationSet, Copies, read_rate, read_set
+from semgrad_guard.calibration.calibration_set import CalibrationSet, Copies, claims, read_rate, read_set
 from semgrad_guard.errors import CalibrationError
 
 FEWEST_SHARE = 0.5
@@ -52,10 +53,11 @@ class Part:
         return [answers.scored[place] for place in self.places]
 
     def graded(self, answers: CalibrationSet, labels: Sequence[Any]) -> CalibrationSet:
-        """The answers that people graded.
+        """The answers that people graded right or wrong. Abstentions go: the others are a random part of those that
+        claim something, all the same.
 
         Raises:
-            CalibrationError: one has no grade.
+            CalibrationError: one has no grade, or all abstain.
         """
         rows = self.rows(answers)
         if missing := [row for row in rows if labels[row] is None]:
@@ -64,7 +66,8 @@ class Part:
                 f"{missing[0]}, for example). Grade those of `rows_to_grade`, all of them: without the hard ones the "
                 "rest is no random sample."
             )
-        scores, correct = answers.scores[self.places], answers.correct[self.places]
+        places = self.places[claims([labels[row] for row in rows])]
+        scores, correct = answers.scores[places], answers.correct[places]
         return replace(answers, scores=scores, correct=correct, n_unscored=0, n_unscored_wrong=0)
 
 
@@ -85,7 +88,7 @@ def draw(answers: CalibrationSet, groups: Sequence[Hashable] | None, *, alpha: f
     """
     scores = answers.scores
     names = answers.scored if groups is None else [groups[row] for row in answers.scored]
-    if count < 1:
+    if not isinstance(count, Integral) or count < 1:
         raise CalibrationError(f"by_hand is the number of answers that people grade, not {count!r}.")
     if not len(scores):
         raise CalibrationError("No answer has a finite score, so none could be let through, and none is to be graded.")

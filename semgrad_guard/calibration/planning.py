@@ -116,7 +116,7 @@ def in_words(here: Plan, better: Plan | None) -> str:
     """The advice by the plan of the labels that there are, and of those that would be enough."""
     least = f"Any guard has to withhold at least {here.withheld:.0%} of such {here.unit}. " if here.withheld else ""
     by = " --by sentence" if here.unit == "sentences" else ""
-    summary = f"With {here.error:.0%} of the {here.unit} wrong and an AUROC of {here.auroc:.2f}, {here}"
+    summary = f"With {here.error:.0%} of the scored {here.unit} wrong and an AUROC of {here.auroc:.2f}, {here}"
     if better is None:
         return f"{least}{summary}; with {SIZES[-1]} labels it is rare as well: {_OTHERWISE}."
     more = f"; with {better.n} it is {better.found:.0%}" if better.n > here.n else ""

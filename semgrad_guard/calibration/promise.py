@@ -29,6 +29,8 @@ from semgrad_guard.calibration.calibration_set import read_rate
 from semgrad_guard.calibration.planning import plan
 from semgrad_guard.calibration.thresholds import upwards
 
+_AUTO = "the best on a part of the labels, and with few labels one that costs nothing, whatever its AUROC"
+
 
 def report(calibration: Calibration) -> dict[str, str]:
     """Sentences by their subject: promise, assumption, effect, prompts, labels, chance, scores; those that apply."""
@@ -42,13 +44,16 @@ def report(calibration: Calibration) -> dict[str, str]:
             f"{part.count} graded by hand, a random part of the surest {part.share:.1%} ({part.drawn_from} answers)"
         )
     elif calibration.auroc is not None and calibration.n_tested and calibration.sentences is None:
-        error, level = calibration.n_wrong / calibration.n, calibration.level
+        error = (calibration.n_wrong - calibration.n_unscored_wrong) / calibration.n_tested
+        level = calibration.level
         chance = plan(calibration.n_tested, error=error, auroc=calibration.auroc, alpha=calibration.alpha, delta=level)
-        sentences["chance"] = f"with {error:.0%} wrong and an AUROC of {calibration.auroc:.2f}, {chance}"
+        sentences["chance"] = (
+            f"with {error:.0%} of the scored answers wrong and an AUROC of {calibration.auroc:.2f}, {chance}"
+        )
     if calibration.aurocs:
         figures = ", ".join(f"{name} {value:.3f}" for name, value in calibration.aurocs.items() if value is not None)
         text = f"AUROC {figures}" if figures else "no AUROC: all answers are right, or all wrong"
-        taken = f"; of these, --estimator auto takes {calibration.auto}" if calibration.auto else ""
+        taken = f"; --estimator auto takes {calibration.auto}: {_AUTO}" if calibration.auto else ""
         sentences["scores"] = text + taken
     return sentences
 
@@ -83,11 +88,15 @@ def _requested(alpha: float) -> str:
 def shortfall(calibration: Calibration, *, cut: str = "") -> str:
     """What helps where no threshold keeps the promise, in order of effect: the reachable one, answers that were `cut`
     off, and the labels that the reason names."""
-    helps = [cut, calibration.reason or ""]
-    if (found := calibration.reachable) is not None:
-        offer = found.in_words(calibration.n_tested, requested=calibration.alpha)
-        helps.insert(0, f"{offer} To deliver these: --on-no-threshold reachable.")
-    return " ".join(filter(None, helps))
+    return " ".join(filter(None, (offer(calibration), cut, calibration.reason)))
+
+
+def offer(calibration: Calibration) -> str:
+    """What the labels support where they do not support the promise that was asked for; empty where there is none."""
+    if (found := calibration.reachable) is None:
+        return ""
+    counts = found.in_words(calibration.n_tested, requested=calibration.alpha)
+    return f"{counts} To deliver these: --on-no-threshold reachable."
 
 
 MOST = 1e100
@@ -144,7 +153,9 @@ _HALVINGS = 60
 
 
 class PromiseState(BaseModel, frozen=True):
-    """Whether a promise holds, by the `labels` of answers drawn at random, of which `wrong` were wrong.
+    """Whether the promise of `alpha` holds, by the `labels` of answers drawn at random, of which `wrong` were wrong.
+
+    `requested_alpha` is the wished one, where the calibration's labels did not support it.
 
     The error rate lies at or above `low`, and at or below `high`, each with probability 1 - delta at all looks
     together. `ungraded` answers were drawn, and are not graded yet.
@@ -153,6 +164,7 @@ class PromiseState(BaseModel, frozen=True):
     calibration_id: str | None = None
     state: State
     alpha: float
+    requested_alpha: float | None = None
     delta: float
     labels: int
     wrong: int
@@ -161,7 +173,8 @@ class PromiseState(BaseModel, frozen=True):
     ungraded: int = 0
 
     def __str__(self) -> str:
-        promised = f"Promised: at most {100 * self.alpha:.4g}% of the answers let through are wrong."
+        asked = "" if self.requested_alpha is None else f" ({_requested(self.requested_alpha)})"
+        promised = f"Promised: at most {100 * self.alpha:.4g}% of the answers let through are wrong{asked}."
         missing = f" {self.ungraded} drawn answers are not graded yet: if these are the hard ones, the grades flatter."
         missing = missing if self.ungraded else ""
         if not self.labels:
@@ -208,11 +221,14 @@ class PromiseMonitor:
         self._wrong += bool(wrong)
         self._refuted |= self._bets.add(np.full(len(self._rates), bool(wrong))) >= 1 / self.delta
 
-    def report(self, *, calibration_id: str | None = None, ungraded: int = 0) -> PromiseState:
+    def report(
+        self, *, calibration_id: str | None = None, requested_alpha: float | None = None, ungraded: int = 0
+    ) -> PromiseState:
         """The state with its numbers, and further facts about the promise."""
         low, high = self.interval()
         return PromiseState(
             calibration_id=calibration_id,
+            requested_alpha=requested_alpha,
             state="broken" if low > self.alpha else "kept" if high <= self.alpha and self._labels else "unknown",
             alpha=self.alpha,
             delta=self.delta,

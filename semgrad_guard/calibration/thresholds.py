@@ -76,10 +76,11 @@ def of_part(answers: CalibrationSet, tested: CalibrationSet, *, alpha: float, de
     outcome = _outcome(tested, walk, alpha=alpha, delta=delta)
     if walk.threshold is not None:
         return {**outcome, "coverage": int((answers.scores <= walk.threshold).sum()) / answers.n}
+    why = _why_none(tested, walk, gates.fewest_answers(alpha=alpha, delta=delta), alpha=alpha, delta=delta)
     reason = (
-        f"Of {walk.answered or len(tested.scores)} grades by hand of the most certain answers, {walk.wrong} are "
-        f"'wrong'. These do not show an error rate of at most {alpha:g} with probability {1 - delta:g}. Grade more by "
-        "hand, promise less (a larger alpha or delta), or take scores that tell right from wrong better."
+        f"{int((~tested.correct).sum())} of {tested.n} grades by hand, a random part of the surest answers, are "
+        f"'wrong'. {why} Grade more by hand, promise less (a larger alpha or delta), "
+        "or take scores that tell right from wrong better."
     )
     return {**outcome, "reason": reason + _no_better(tested, walk, alpha=alpha)}
 
@@ -136,7 +137,7 @@ def _why_none(answers: CalibrationSet, walk: gates.Walk, fewest: int, *, alpha: 
         )
     if len(answers.scores) < fewest:
         return (
-            f"Too few answers ({answers.n} answers, {len(answers.scores)} of them scored): even without a single error,"
+            f"Too few answers ({answers.n}, {len(answers.scores)} of them scored): even without a single error,"
             f" an error rate of at most {alpha:g} with probability {1 - delta:g} takes {fewest} scored answers."
         )
     allowed = int(gates.most_errors(walk.answered, alpha=alpha, delta=delta))

@@ -48,7 +48,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     on_cut: OnCut = "unscored",
     grader: str | None = None,
     labels: Path | None = None,
-    by_hand: int = 100,
+    by_hand: int | None = None,
     as_json: bool = False,
 ) -> None:
     """Find the threshold that keeps a promise: among the answers let through, at most alpha are wrong.
@@ -65,6 +65,15 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     from semgrad_guard.cli.rendering import show_calibration
 
     options.one_from_stdin(data=data, prompt=prompt, system=system, labels=labels)
+    few = labels is not None and estimator not in ("auto", *NEEDS_LABELS)
+    if by_hand is not None and not few:
+        raise typer.BadParameter(
+            "--by-hand is for grades by people: give --labels too, and an estimator that learns nothing from them"
+        )
+    if labels is not None and grader is not None:
+        raise typer.BadParameter(
+            "people grade what --labels holds, and --grader would decide nothing: give one of them"
+        )
     source = loading.source_of(model, dtype=dtype, device=device, template_option=template_option, engine=engine)
     files = grading.Files(output, labels=labels)
     phrasing, sources = loading.phrasing(prompt, system)
@@ -79,8 +88,8 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     if copies is None and questions.duplicates:
         copies = _chosen(questions)
     by_sentence = judged_by(None, by, on_doubt)
-    few = labels is not None and estimator not in ("auto", *NEEDS_LABELS)
-    questions = _drawn_questions(questions, by_hand) if by_sentence and few else questions
+    count = by_hand or 100
+    questions = _drawn_questions(questions, count) if by_sentence and few else questions
     server = loading.server_of(engine)
     known = estimators_for(estimator) if server is None else ()
     for one in known if by_sentence else ():
@@ -93,7 +102,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         estimator=estimator,
         phrasing=phrasing,
         decoding=GenerationOptions(max_tokens=max_tokens, seed=0),
-        by_hand=by_hand if few and len(questions.rows) > by_hand else None,
+        by_hand=count if few and len(questions.rows) > count else None,
         by_sentence=by_sentence,
         on_cut=on_cut,
         graders=graders,

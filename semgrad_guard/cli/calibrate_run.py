@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from semgrad_guard.calibration import Binding
-from semgrad_guard.calibration.calibrating import ALL_ABSTAINED
-from semgrad_guard.calibration.calibration_set import Copies
+from semgrad_guard.calibration.calibration_set import ABSTAINED, Copies
 from semgrad_guard.cli import grading, loading
 from semgrad_guard.cli.answers import ModelWriter, ServerWriter
 from semgrad_guard.cli.grading import Files
 from semgrad_guard.cli.terminal import say, say_cut, say_unscored
 from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.errors import CalibrationError
 from semgrad_guard.estimators import NEEDS_LABELS, Estimator, FusedStates
 from semgrad_guard.grading import GRADERS, AnswerGrader, default_grader
 from semgrad_guard.grading.candidates import (
@@ -28,6 +26,7 @@ from semgrad_guard.grading.candidates import (
     calibrate_learned,
     calibrate_scored,
 )
+from semgrad_guard.grading.grader import Grade, Verdicts
 from semgrad_guard.grading.learning_set import LearningSet
 from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.loading import ModelSource, load_estimator
@@ -92,13 +91,11 @@ class Run:
             labels=files.labels,
             others=grading.recorded_keys(files.answers),
         )
-        right = {row: grade is True for row, grade in zip(grades.rows, grades.correct, strict=True)}
-        left_out = {*grades.abstained} if drawn is None else set[int]()  # like what a guard withholds
-        places = [row for row in everything if drawn is not None or (row in right and row not in left_out)]
-        if not places:
-            raise CalibrationError(ALL_ABSTAINED)
-        _say_near([rows[i] for i in grades.rows])
-        kept, found, correct = [rows[i] for i in places], [answers[i] for i in places], [right.get(i) for i in places]
+        graded = grades.of_answers
+        places = [row for row in everything if drawn is not None or row in graded]
+        _say_near([rows[i] for i in graded])
+        kept, found = [rows[i] for i in places], [answers[i] for i in places]
+        correct: Verdicts = [graded.get(i) for i in places]
         forms = self.phrasing.forms(kept, writer.form)
         prompts = forms if any(forms) else None
         by_sentence = self.by_sentence is not None
@@ -117,9 +114,8 @@ class Run:
             how |= {"groups": [row.key for row in kept], "binding": bind(estimator), "prompts": prompts}
             outcome = calibrate_by_hand(scores, correct, **how)
         else:
-            known = LearningSet.of(
-                kept, found, [one is True for one in correct], prompts=prompts, copies=self.copies, sentences=parts
-            )
+            given: list[Grade] = [graded[i] for i in places]
+            known = LearningSet.of(kept, found, given, prompts=prompts, copies=self.copies, sentences=parts)
             if named is not None:
                 outcome = calibrate_scored(known, named, binding=bind(None), **how)
             elif self.estimator == "auto":
@@ -129,10 +125,8 @@ class Run:
             else:
                 estimator = load_estimator(self.estimator)
                 outcome = calibrate_scored(known, estimator, binding=bind(estimator), **how)
-        abstained = sum(row in left_out for row in everything)
-        cut = [row for row in right if answers[row].is_cut and row not in left_out]
-        counts = {"n_cut": len(cut), "n_cut_wrong": sum(not right[row] for row in cut)}
-        return replace(outcome.with_abstentions(abstained), no_verdict=grades.no_verdict, **counts)
+        cut = [grade for row, grade in graded.items() if answers[row].is_cut and grade != ABSTAINED]
+        return replace(outcome, no_verdict=grades.no_verdict, n_cut=len(cut), n_cut_wrong=cut.count(False))
 
     def _writer(self, template: str) -> ModelWriter | ServerWriter:
         if self.server is None:

@@ -23,6 +23,7 @@ from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.settings import DtypeName, OnNoThreshold
 
 if TYPE_CHECKING:
+    from semgrad_guard.calibration import Calibration
     from semgrad_guard.cli.answers import ModelWriter, ServerWriter
     from semgrad_guard.cli.grading import Files
     from semgrad_guard.engine.answers.options import GenerationOptions
@@ -91,7 +92,7 @@ def gate(  # noqa: PLR0913  # a command's options are its arguments
         if record:
             made.save(band)
         files.answers.unlink()
-    show(measured, made, left, band if record else None, as_json=as_json)
+    show(measured, made, left, policy.calibration, band if record else None, as_json=as_json)
     raise typer.Exit(ExitCode.GATE if left else ExitCode.OK)
 
 
@@ -152,13 +153,21 @@ def measure(
     prompts = writer.phrasing.forms(rows, writer.form)
     decisions = [
         decided(answer, right, policy, score=answer.uncertainty(estimator), prompt=prompt)
-        for answer, right, prompt in zip(answers, grades.correct, prompts, strict=True)
+        for answer, right, prompt in zip(answers, grades.of_answers.values(), prompts, strict=True)
         if isinstance(right, bool)  # an abstention is neither right nor wrong
     ]
     return Measured(digest(rows), grades.grader, policy.calibration_id or "", decisions)
 
 
-def show(measured: Measured, band: Band, left: Sequence[Departure], recorded_in: Path | None, *, as_json: bool) -> None:
+def show(
+    measured: Measured,
+    band: Band,
+    left: Sequence[Departure],
+    calibration: Calibration | None,
+    recorded_in: Path | None,
+    *,
+    as_json: bool,
+) -> None:
     """The verdict, for people or as JSON."""
     effect = measured.readings[0]
     strange = Counter(reason for one in measured.answers for reason in one.unfamiliar)
@@ -176,6 +185,8 @@ def show(measured: Measured, band: Band, left: Sequence[Departure], recorded_in:
             "at_threshold": sum(one.at_threshold for one in measured.answers),
             "unfamiliar": strange,
             "calibration_id": measured.calibration_id,
+            "alpha": calibration and calibration.alpha,
+            "requested_alpha": calibration and calibration.requested,
             "band": band.model_dump(mode="json"),
         }
         typer.echo(json.dumps(document, ensure_ascii=False))

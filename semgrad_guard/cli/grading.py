@@ -94,19 +94,11 @@ class Grades:
     no_verdict: int = 0
 
     @property
-    def rows(self) -> list[int]:
-        """The places of the graded answers among all."""
-        return list(self.units)
-
-    @property
-    def correct(self) -> list[Grade]:
-        """Whether each of them is right or abstains: by sentence, all of its sentences are right, and it has some."""
-        return [ABSTAINED if [*own] == [ABSTAINED] else bool(own) and all(own) for own in self.units.values()]
-
-    @property
-    def abstained(self) -> list[int]:
-        """The places of the answers that abstain."""
-        return [row for row, grade in zip(self.rows, self.correct, strict=True) if grade == ABSTAINED]
+    def of_answers(self) -> dict[int, Grade]:
+        """By place: whether an answer is right or abstains; by sentence, whether it has some, and all are right."""
+        return {
+            place: ABSTAINED if [*own] == [ABSTAINED] else bool(own) and all(own) for place, own in self.units.items()
+        }
 
 
 def draw(

@@ -13,7 +13,7 @@ import typer
 
 from semgrad_guard import loading
 from semgrad_guard.cli.options import path
-from semgrad_guard.cli.terminal import detail, is_verbose, note, note_problems, say_problems, status
+from semgrad_guard.cli.terminal import detail, is_verbose, note, note_problems, say, say_problems, status
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.questions.data import Need, QuestionFile, read_questions
 from semgrad_guard.questions.data_files import STDIN, read_text
@@ -130,16 +130,17 @@ def read_data(
         names = ", ".join(f'"{name}"' for name in found.unread)
         note(f"columns that are not read: {names}.")
     if needs == "answers" and (nowhere := sum(not row.answers for row in found.rows)):
-        note(f"{nowhere} of {len(found.rows)} questions have no right answer: there, abstaining is right.")
+        note(f"{nowhere} of {len(found.rows)} questions have no right answer: every claim is wrong there.")
     return found
 
 
 def load_policy(calibration: Path | None, on_no_threshold: OnNoThreshold) -> Policy | None:
-    """The policy of a calibration, if there is one; a note where its promise is not the one that was asked for."""
+    """The policy of a calibration, if there is one; it is told where its promise is not the one that was asked for."""
     policy = loading.load_policy(calibration, loading.PolicyOptions(on_no_threshold=on_no_threshold))
     made = None if policy is None else policy.calibration
-    if made is not None and made.requested is not None:
-        from semgrad_guard.calibration.promise import promise
+    if made is not None and (made.requested is not None or made.reachable is not None):
+        from semgrad_guard.calibration.promise import offer, promise
 
-        note(promise(made), label="Promise")
+        text = promise(made) if made.reachable is None else f"The calibration has no threshold. {offer(made)}"
+        say(text, label="Promise")
     return policy

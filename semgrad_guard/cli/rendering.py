@@ -121,10 +121,12 @@ def calibration_view(outcome: Outcome) -> RenderableType:
     left_out = {"promise", "assumption"}
     if calibration.threshold is not None and not is_verbose():  # what would help is for those who need help
         left_out |= {"chance", "scores"}
-    part, own, bound = calibration.by_hand, calibration.sentences, calibration.binding
+    own, bound = calibration.sentences, calibration.binding
     meaning = None if bound is None or bound.grader is None else right_means(bound.grader)
     unit = "answer" if own is None else "sentence"
-    wrong = f"{calibration.n_wrong} of {calibration.n if part is None else part.count} answers "
+    wrong = (
+        f"{calibration.n_wrong} of {calibration.n if calibration.by_hand is None else calibration.n_tested} answers "
+    )
     wrong += "wrong" if own is None else f"hold a wrong sentence, or none; {own.wrong} of {own.n} sentences wrong"
     undecided = f", {outcome.no_verdict} {unit}s without a verdict among them" if outcome.no_verdict else ""
     if calibration.n_abstained:
@@ -214,7 +216,7 @@ def _cut(outcome: Outcome) -> str:
     bound = outcome.calibration.binding
     rule = None if bound is None else bound.on_cut
     unscored = {"abstain": " (they have no score)", "unscored": " (within their first sentence they have no score)"}
-    wrong = f"{outcome.n_cut} answers, {outcome.n_cut_wrong} of them wrong"
+    wrong = f"{outcome.n_cut} of the graded answers, {outcome.n_cut_wrong} of them wrong"
     return f"{wrong}{unscored.get(rule or '', '')}: raise --max-tokens"
 
 
@@ -242,7 +244,7 @@ def _promise(outcome: Outcome) -> Panel:
         text += f" This assumes: {calibration.assumption}."
         return Panel(text, title="The promise holds", title_align="left", border_style="green", box=box.ROUNDED)
     if outcome.n_cut:
-        cut = f"{outcome.n_cut} answers were cut off, {outcome.n_cut_wrong} of them wrong: raise --max-tokens."
+        cut = f"Answers cut off: {outcome.n_cut}, {outcome.n_cut_wrong} of them wrong: raise --max-tokens."
     helps = shortfall(calibration, cut=cut)
     body = Text(f"{text}\n\nNothing will be let through. {helps}")
     return Panel(

@@ -146,8 +146,8 @@ def say_cut(answers: Sequence[Answer], max_tokens: int) -> None:
     if cut:
         short = sum(answer.judged("unscored") is not answer for answer in cut)
         say(
-            f"{len(cut)} of {len(answers)} answers were cut off after {max_tokens} tokens, {short} of them within "
-            "their first sentence: raise --max-tokens, and give your program the same limit.",
+            f"--max-tokens {max_tokens} cut off {len(cut)} of {len(answers)} answers, {short} of them within their "
+            "first sentence: raise --max-tokens, and give your program the same limit.",
             label="Warning",
         )
 

@@ -38,7 +38,7 @@ decisions = sa.Table(
     sa.Column("drawn", sa.Double, index=True),
     *(sa.Column(name, sa.Boolean) for name in ("enforced", "promised", "drift")),
     *(sa.Column(name, sa.Double) for name in ("uncertainty", "confidence", "threshold", "alpha", "delta")),
-    *(sa.Column(name, sa.Double) for name in ("seconds", "scoring_ms")),
+    *(sa.Column(name, sa.Double) for name in ("requested_alpha", "seconds", "scoring_ms")),
     *(sa.Column(name, sa.Text) for name in ("request_id", "served", "model", "estimator", "calibration_id")),
     *(sa.Column(name, sa.Text) for name in ("status", "reason", "escalated_to", "question", "delivered")),
     *(sa.Column(name, sa.Integer) for name in ("tokens", "prompt_tokens", "draft_tokens")),
@@ -198,13 +198,15 @@ class Database:
         with self._transaction() as connection:
             connection.execute(update, [{"of": name, "now": now} for name in ids])
 
-    def promises(self) -> dict[str, tuple[float, float, int]]:
-        """alpha and delta of every calibration that has promised an answer, that of the latest decision first; and how
-        many of its answers were drawn, and have no random grade.
+    def promises(self) -> dict[str, tuple[float, float, float | None, int]]:
+        """alpha, delta and the requested alpha of every calibration that has promised an answer, that of the latest
+        decision first; and how many of its answers were drawn, and have no random grade.
         """
         columns = decisions.c
-        numbers = (columns.calibration_id, sa.func.max(columns.alpha), sa.func.max(columns.delta))
-        known = sa.select(*numbers).where(PROMISED, columns.calibration_id.is_not(None), columns.alpha.is_not(None))
+        rates = (sa.func.max(columns.alpha), sa.func.max(columns.delta), sa.func.max(columns.requested_alpha))
+        known = sa.select(columns.calibration_id, *rates).where(
+            PROMISED, columns.calibration_id.is_not(None), columns.alpha.is_not(None)
+        )
         waiting = sa.select(columns.calibration_id, sa.func.count()).where(
             columns.drawn.is_not(None), columns.id.not_in(RANDOMLY_GRADED)
         )
@@ -212,7 +214,7 @@ class Database:
         with self._transaction() as connection:
             rows = connection.execute(known.group_by(columns.calibration_id).order_by(latest_first)).all()
             ungraded = {row[0]: row[1] for row in connection.execute(waiting.group_by(columns.calibration_id))}
-        return {name: (alpha, delta, ungraded.get(name, 0)) for name, alpha, delta in rows}
+        return {name: (alpha, delta, asked, ungraded.get(name, 0)) for name, alpha, delta, asked in rows}
 
     def random_grades(self) -> dict[str, dict[str, bool]]:
         """The grades of promised answers that were drawn at random, by calibration and decision, in the order in which

@@ -42,11 +42,11 @@ def watched_promises(database: Database) -> tuple[PromiseState, ...]:
         DecisionLogError: the database cannot be reached.
     """
     grades, found = database.random_grades(), list[PromiseState]()
-    for name, (alpha, delta, ungraded) in database.promises().items():
+    for name, (alpha, delta, requested, ungraded) in database.promises().items():
         monitor = PromiseMonitor(alpha, delta)
         for right in grades.get(name, {}).values():
             monitor.add(not right)
-        found.append(monitor.report(calibration_id=name, ungraded=ungraded))
+        found.append(monitor.report(calibration_id=name, requested_alpha=requested, ungraded=ungraded))
     return tuple(found)
 
 

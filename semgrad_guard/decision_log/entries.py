@@ -46,7 +46,7 @@ class DecisionSink(Protocol):
 
 _OF_THE_VERDICT = (
     *("model", "estimator", "calibration_id", "action", "enforced", "promised", "status", "uncertainty"),
-    *("confidence", "threshold", "reason", "drift", "scoring_ms"),
+    *("confidence", "threshold", "reason", "drift", "scoring_ms", "requested_alpha"),
 )
 """The fields of a decision that are its verdict's own."""
 
@@ -57,9 +57,9 @@ class Decision(BaseModel, frozen=True, extra="ignore", allow_inf_nan=False):
 
     `delivered` and `question` are texts, which only a log that keeps text has; `delivered` is the text that was sent,
     never a withheld draft. `tokens` counts the scored tokens of a delivered answer, `draft_tokens` those of the draft,
-    whatever became of it. `alpha` and `delta` are the promise
-    of the calibration; `drawn` is when the decision was drawn at random to be graded. `sentences` are those of an
-    answer that was judged by sentence, with their ranges in the delivered text.
+    whatever became of it. `alpha` and `delta` are the promise of the calibration, `requested_alpha` is the wished one
+    where its labels did not support it; `drawn` is when the decision was drawn at random to be graded. `sentences`
+    are those of an answer that was judged by sentence, with their ranges in the delivered text.
     """
 
     id: str
@@ -90,6 +90,7 @@ class Decision(BaseModel, frozen=True, extra="ignore", allow_inf_nan=False):
     question: str | None = None
     delivered: str | None = None
     alpha: float | None = None
+    requested_alpha: float | None = None
     delta: float | None = None
     drawn: AwareDatetime | None = None
     sentences: tuple[SentenceVerdict, ...] | None = None

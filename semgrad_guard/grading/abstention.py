@@ -9,23 +9,25 @@ from functools import cache
 from semgrad_guard.files import table_of
 
 _APART = re.compile(
-    r"(?<=[.!?])\s+|\n+|[;:]\s*|\s+[-–—]\s+|,?\s+(?:but|however|yet)\b,?\s*|"
-    r",\s+(?=(?:it|he|she|they|the|this|that|there|i|we|none|no|so|perhaps|possibly|maybe|probably|presumably|likely"
-    r"|about|around|roughly|approximately)\b)"
+    r"(?<=[.!?])\s+|\n+|[;:]\s*|\s+[-–—]\s+|,?\s+(?:but|however|yet)\b,?\s+|"
+    r",\s+(?=(?:it|he|she|they|the|this|that|there|i|we|none|no|so|sorry|perhaps|possibly|maybe|probably|presumably"
+    r"|likely|about|around|roughly|approximately)\b)"
 )
 _FULL = (
+    (re.compile(r"^\s*no, (?=i\b)"), ""),
     (re.compile(r"[’‘`]"), "'"),
     (re.compile(r"\b(?:cannot|can't|cant)\b"), "can not"),
     (re.compile(r"\b(?:won't|wont)\b"), "will not"),
     (re.compile(r"\b(do|does|did|is|are|was|were|could|would|have|has|had|should)n't\b"), r"\1 not"),
     (re.compile(r"\b(do|does|did|is|was|are|could|would|have|has)nt\b"), r"\1 not"),
-    (re.compile(r"\b(i|we|they|you)'?m\b"), r"\1 am"),
+    (re.compile(r"\bi'?m\b"), "i am"),
+    (re.compile(r"\b(i|we|it|that)'ll\b"), r"\1 will"),
     (re.compile(r"\b(there|it|that|what)'s\b"), r"\1 is"),
     (re.compile(r"\b(i|we|you|they)'ve\b"), r"\1 have"),
     (re.compile(r"\b(i|we|you|they)'d\b"), r"\1 would"),
     (re.compile(r"\b(we|you|they)'re\b"), r"\1 are"),
 )
-"""Short forms, written out."""
+"""Short forms, written out; "No, I don't know." says no more than the rest of it."""
 
 
 def abstains(text: str, own: tuple[str, ...] = ()) -> bool:
@@ -39,7 +41,10 @@ def abstains(text: str, own: tuple[str, ...] = ()) -> bool:
     for short, full in _FULL:
         found = short.sub(full, found)
     clauses = [clause for part in _APART.split(found) if (clause := _plain(part))]
-    refusing = [bool(wordings["refusal"].match(_opened(clause, wordings["opening"]))) for clause in clauses]
+    refusing = [
+        bool(wordings["refusal"].match(_opened(clause, wordings["opening"]))) and not wordings["claim"].match(clause)
+        for clause in clauses
+    ]
     return any(refusing) and all(
         refuses or wordings["aside"].match(clause) for refuses, clause in zip(refusing, clauses, strict=True)
     )
@@ -49,7 +54,12 @@ def _begin_with(own: tuple[str, ...], text: str) -> bool:
     """Every clause of a text begins with one of these words."""
     beginnings = tuple(plain for phrase in own if (plain := _plain(phrase.lower())))
     clauses = [clause for part in re.split(r"[.,;:!?。，、！？\n]+", text) if (clause := _plain(part))]
-    return bool(clauses) and all(clause.startswith(beginnings) for clause in clauses)
+    return bool(clauses) and all(any(_begins(clause, words) for words in beginnings) for clause in clauses)
+
+
+def _begins(clause: str, words: str) -> bool:
+    """Whole words: "na" does not begin "Narnia"; scripts without spaces have no small letters."""
+    return clause.startswith(words) and not clause[len(words) :][:1].islower()
 
 
 @cache

@@ -32,6 +32,7 @@ from semgrad_guard.estimators import (
     SemGrad,
 )
 from semgrad_guard.estimators.learned import MIN_ANSWERS, fit_weights, require_enough
+from semgrad_guard.grading.grader import Grade
 from semgrad_guard.grading.learning_set import LearningSet
 from semgrad_guard.metrics import aurc, auroc
 from semgrad_guard.questions.answered import EvaluatedAnswer
@@ -136,6 +137,7 @@ def calibrate_scored(
     compared = outcome.calibration.with_content(
         aurocs={name: auroc(column, units.correct) for name, column in units.uncertainties.items() if units.correct},
         auto=auto or best_at_hand(graded if how.get("copies") == "keep" else graded.distinct()),
+        n_abstained=graded.n_abstained,
     )
     return replace(outcome, calibration=compared)
 
@@ -150,13 +152,13 @@ def _by_sentence(graded: LearningSet, estimator: Any, **how: Any) -> Outcome:
     return Outcome(found, compared, list(graded.units().correct))
 
 
-def calibrate_by_hand(scores: Sequence[float | None], correct: Sequence[bool | None], **how: Any) -> Outcome:
-    """Calibrate on a random part of the surest answers, which people graded; all others are None in `correct`.
+def calibrate_by_hand(scores: Sequence[float | None], grades: Sequence[Grade | None], **how: Any) -> Outcome:
+    """Calibrate on a random part of the surest answers, which people graded; all others are None in `grades`.
 
     The outcome is that of the graded ones. `how` are options of `calibrate`, `by_hand` among them.
     """
-    graded = [(score, right) for score, right in zip(scores, correct, strict=True) if right is not None]
-    return Outcome(calibrate(scores, correct, **how), [score for score, _ in graded], [right for _, right in graded])
+    graded = [(score, right) for score, right in zip(scores, grades, strict=True) if isinstance(right, bool)]
+    return Outcome(calibrate(scores, grades, **how), [score for score, _ in graded], [right for _, right in graded])
 
 
 def best_at_hand(graded: LearningSet) -> str | None:
@@ -367,10 +369,6 @@ class Outcome:
     no_verdict: int = 0
     n_cut: int = 0
     n_cut_wrong: int = 0
-
-    def with_abstentions(self, count: int) -> Outcome:
-        """The same, its record with the number of the answers that were left out because the model itself declined."""
-        return replace(self, calibration=self.calibration.with_content(n_abstained=count)) if count else self
 
     @property
     def auroc(self) -> float | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from semgrad_guard.calibration.calibration_set import ABSTAINED as ABSTAINED
+from semgrad_guard.engine.words import normalise
 from semgrad_guard.grading.abstention import abstains
 
 Grade = bool | Literal["abstained"]
@@ -152,9 +153,16 @@ def any_reference(
 
 
 def settled(text: str, references: Iterable[str]) -> Grade | None:
-    """The grade that needs no grader: of no text or an abstention, or where no answer is right; None: it needs one."""
+    """The grade that needs no grader: of no text, of a reference word by word, of an abstention, or where no answer is
+    right; None: it needs one.
+
+    Where all references abstain, too, no answer is right.
+    """
     if not text.strip():
         return False
+    given = [reference for reference in references if reference.strip()]
+    if normalise(text) in map(normalise, given) and not all(map(abstains, given)):
+        return True
     if abstains(text):
         return ABSTAINED
-    return None if any(reference.strip() for reference in references) else False
+    return None if given else False

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from semgrad_guard.calibration import AnswerSentences
-from semgrad_guard.calibration.calibration_set import Copies, Prompts
+from semgrad_guard.calibration.calibration_set import Copies, Prompts, claims
 from semgrad_guard.estimators import NEEDS_LABELS, Estimator
 from semgrad_guard.estimators.learned import Features, FusedStates
+from semgrad_guard.grading.grader import Grade
 from semgrad_guard.questions.answered import Answer, AnsweredSentence, AnswerScore
 from semgrad_guard.questions.data import Question, wordings
 
@@ -28,7 +29,8 @@ class GradedSentences:
 
 @dataclass(frozen=True)
 class LearningSet:
-    """Answers in the questions' order: their questions' names, grades, and by estimator features or scores.
+    """Answers that claim something, in the questions' order: their questions' names, grades, and by estimator features
+    or scores; and the number of those that abstained.
 
     `prompts` are the forms of the questions' prompts; nothing is promised without them. `facts` numbers the
     questions, copies and near-duplicates alike: they stay on one side of a split (of traffic, every row is a draw by
@@ -43,13 +45,14 @@ class LearningSet:
     prompts: Sequence[Prompts] | None = None
     facts: Sequence[int] | None = None
     sentences: Sequence[GradedSentences] | None = None
+    n_abstained: int = 0
 
     @classmethod
     def of(
         cls,
         questions: Sequence[Question],
         answers: Sequence[Answer],
-        correct: Sequence[bool],
+        grades: Sequence[Grade],
         *,
         prompts: Sequence[Prompts] | None = None,
         copies: Copies | None = None,
@@ -57,20 +60,28 @@ class LearningSet:
     ) -> LearningSet:
         """The graded answers of a run whose estimators go by their own names; `sentences` are the grades of each
         answer's."""
-        found = cls(
+        parts = [
+            GradedSentences(answer.text or "", answer.sentences or (), own)
+            for answer, own in zip(answers, sentences or (), strict=sentences is not None)
+        ]
+        every = cls(
             [question.key for question in questions],
-            list(correct),
+            [grade is True for grade in grades],
             *_columns([answer.scores for answer in answers], answers[0].scores if answers else ()),
             prompts,
             None if copies == "keep" else wordings(questions),
+            None if sentences is None else parts,
         )
-        if sentences is None:
-            return found
-        graded = [
-            GradedSentences(answer.text or "", answer.sentences or (), grades)
-            for answer, grades in zip(answers, sentences, strict=True)
-        ]
-        return replace(found, sentences=graded)
+        return every.claiming(grades)
+
+    def claiming(self, grades: Sequence[Grade]) -> LearningSet:
+        """The rows that claim something, by the grades of all.
+
+        Raises:
+            CalibrationError: all abstain.
+        """
+        rows = claims(grades)
+        return replace(self.part(rows), n_abstained=len(grades) - len(rows))
 
     def part(self, rows: Sequence[int]) -> LearningSet:
         """Some of the rows."""
@@ -82,6 +93,7 @@ class LearningSet:
             _some(self.prompts, rows),
             _some(self.facts, rows),
             _some(self.sentences, rows),
+            self.n_abstained,
         )
 
     def distinct(self) -> LearningSet:

@@ -332,6 +332,7 @@ def judged(rule: Calibration, uncertainty: float | None, *, text: str, log: Deci
             threshold=rule.threshold,
             calibration_id=rule.id,
             alpha=rule.alpha,
+            requested_alpha=rule.requested,
             promised=passes,
             model="" if rule.binding is None else rule.binding.model,
         )

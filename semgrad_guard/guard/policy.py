@@ -85,6 +85,8 @@ class Policy(PolicyOptions):
                 "min_confidence needs a calibration, whose P(correct) it reads, and promises nothing: "
                 "Policy(calibration=..., min_confidence=0.8), with on_unfamiliar as it is by default"
             )
+        if self.min_confidence is not None and self.on_no_threshold == "reachable":
+            raise InputError('min_confidence promises nothing, and on_no_threshold="reachable" promises: leave one out')
         if self.on_unfamiliar != "threshold" and (self.calibration is None or self.calibration.shape is None):
             raise InputError(
                 f"on_unfamiliar={self.on_unfamiliar!r} needs a calibration that knows the shape of its prompts, or "
@@ -106,6 +108,10 @@ class Policy(PolicyOptions):
             threshold = self.calibration.threshold
             if self.min_confidence is not None:
                 threshold = self.calibration.surest(self.min_confidence)
+        elif self.on_no_threshold == "reachable":
+            raise InputError(
+                'on_no_threshold="reachable" is about a calibration, and none is given: give one, or leave it out'
+            )
         elif threshold is None:
             raise InputError(
                 "A policy needs a threshold: Policy(threshold=...) or Policy.from_calibration(calibration)."

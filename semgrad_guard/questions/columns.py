@@ -50,7 +50,7 @@ NO_PASSAGE = (
 class Fields:
     """A record by the fields of `Question`: their values, their columns, and the columns that were not read.
 
-    `answers` is there and empty where no answer is right but an abstention, and missing where the record has none.
+    `answers` is there and empty where every claim is wrong, and missing where the record has none.
     """
 
     values: Record = field(default_factory=dict[str, Any])

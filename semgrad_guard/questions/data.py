@@ -105,7 +105,7 @@ def read_questions(
     Args:
         path: one record a line, row or entry, UTF-8. In CSV the first row names the columns; several answers in one
             cell are a JSON list, or one a line.
-        needs: the content that every record must have. With an empty list of answers only an abstention is right.
+        needs: the content that every record must have. With an empty list of answers every claim is wrong.
         strict: stop at the first broken one instead of collecting it.
         columns: the columns with another name than usual: that of the `question`, of its `answers`, and of the
             `context` to answer from, which every record must then hold; several texts in it are joined by blank lines.
@@ -207,7 +207,7 @@ def _read(entry: Entry, needs: Need, names: Mapping[str, str]) -> tuple[Question
     if needs == "answers" and not given:
         naming = "" if "answers" in found.columns else f"; {listed(record)} (or name one: --column answers=NAME)"
         raise DataFileError(
-            f'{entry.place} has no reference answer: add "answers": ["..."], or [] where abstaining is right{naming}.'
+            f'{entry.place} has no reference answer: add "answers": ["..."], or [] where every claim is wrong{naming}.'
         )
     if needs == "response" and not (row.response or "").strip():
         there = "" if "response" in found.columns else f"; {listed(record)}"

@@ -276,7 +276,8 @@ def _promises(log: DecisionLog, *, current: Mapping[str, Calibration]) -> dict[s
     logged = {str(one.calibration_id): one for one in log.promises()}
     for name, calibration in current.items():
         if calibration.threshold is not None and calibration.is_about_answers and name not in logged:
-            logged[name] = PromiseMonitor(calibration.alpha, calibration.delta).report(calibration_id=name)
+            monitor, requested = PromiseMonitor(calibration.alpha, calibration.delta), calibration.requested
+            logged[name] = monitor.report(calibration_id=name, requested_alpha=requested)
     data = [{**one.model_dump(), "words": str(one), "current": name in current} for name, one in logged.items()]
     return {"object": "list", "data": sorted(data, key=lambda one: not one["current"])}
 

@@ -162,7 +162,7 @@ def test_verdicts_without_their_sentences_or_grades_are_refused(end: int, grades
 def test_the_advice_is_about_sentences() -> None:
     reason = calibrate_sentences(answers(30), on_doubt="drop", alpha=0.05, delta=0.1).reason
     assert reason is not None
-    assert "of the sentences wrong and an AUROC of" in reason
+    assert "of the scored sentences wrong and an AUROC of" in reason
     assert "30 answers with labels find a threshold in" in reason
     right = [AnswerSentences(f"q{i}", "a", [0.1], [True], [None]) for i in range(5)]
     assert "If all stay right" in (calibrate_sentences(right, on_doubt="drop", alpha=0.05, delta=0.1).reason or "")

@@ -66,9 +66,11 @@ def test_abstentions_are_counted_apart(answers: list[tuple[float | None, bool]],
         calibrate([u for u, _ in mixed], [*(c for _, c in mixed), "abstained"], **PROMISE)
 
 
-def test_abstentions_are_labels_of_whole_answers_that_are_all_graded() -> None:
-    with pytest.raises(CalibrationError, match="whole answers"):
-        calibrate([0.1] * 40, [True] * 39 + ["abstained"], by_hand=20, **PROMISE)
+def test_abstentions_are_labels_of_whole_answers() -> None:
+    with pytest.raises(CalibrationError, match="of a whole answer also 'abstained'"):
+        calibrate([0.1], ["Abstained"], **PROMISE)
+    with pytest.raises(CalibrationError, match="Every graded answer is an abstention"):
+        calibrate([0.1] * 40, ["abstained"] * 40, by_hand=20, **PROMISE)
     with pytest.raises(CalibrationError, match="Every graded answer is an abstention"):
         calibrate([0.1, 0.2], ["abstained"] * 2, **PROMISE)
 
@@ -130,7 +132,7 @@ def test_a_refusal_plans_with_the_error_rate_and_the_auroc() -> None:
     assert "60 most certain answers" in c.reason
     assert "6 were wrong" in c.reason
     assert "at most 3 may be" in c.reason
-    assert "With 10% of the answers wrong and an AUROC of 0.50, 60 labels find a threshold in" in c.reason
+    assert "With 10% of the scored answers wrong and an AUROC of 0.50, 60 labels find a threshold in" in c.reason
     assert useless.reason is not None
     assert useful.reason is not None
     assert "Any guard has to withhold at least 44% of such answers" in useless.reason
@@ -249,7 +251,7 @@ GOOD: dict[str, Any] = {"uncertainties": [0.1, 0.2], "correct": [True, False], "
         ({"delta": -0.1}, "delta must"),
         ({"delta": 1.5}, "delta must"),
         ({"copies": "twice"}, "'keep' .a sample of traffic. or 'once'"),
-        ({"tries": -1}, "tries"),
+        ({"tries": -1}, "tries numbers the calibrations"),
         ({"binding": "pocket"}, "binding"),
     ],
 )

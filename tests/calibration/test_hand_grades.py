@@ -86,10 +86,14 @@ def test_no_score_at_all_and_too_few_grades_are_told_in_words() -> None:
     with pytest.raises(CalibrationError, match="No answer has a finite score"):
         made([None, None], [None, None], by_hand=1)
     scores, correct = drawn(4)
-    found = made(scores, labels_of(scores, correct, 20), by_hand=20)
-    assert found.threshold is None
-    assert "grades by hand" in str(found.reason)
-    assert "Grade more by hand" in str(found.reason)
+    labels = labels_of(scores, correct, 20)
+    labels[next(row for row, label in enumerate(labels) if label)] = "abstained"
+    found = made(scores, labels, by_hand=20)
+    wrong = labels.count(False)
+    assert (found.threshold, found.n_tested, found.n_wrong, found.n_abstained) == (None, 19, wrong, 1)
+    assert wrong
+    assert f"{wrong} of 19 grades by hand, a random part of the surest answers, are 'wrong'." in str(found.reason)
+    assert "takes 22 scored answers. Grade more by hand" in str(found.reason)
 
 
 def test_repeated_questions_of_traffic_are_drawn_one_by_one() -> None:
@@ -101,11 +105,15 @@ def test_repeated_questions_of_traffic_are_drawn_one_by_one() -> None:
     assert (taken % 5 != 0).any()
 
 
-@pytest.mark.parametrize("n", [100, 301])
-def test_the_truth_is_kept_where_every_threshold_is_bad(n: int) -> None:
-    """An error rate just above alpha everywhere: a threshold is found, and bad, in at most delta of the sets."""
+@pytest.mark.parametrize(("n", "by_hand"), [(100, 50), (301, 50), (301, 100)])
+def test_the_truth_is_kept_where_every_threshold_is_bad(n: int, by_hand: int) -> None:
+    """An error rate just above alpha everywhere: a threshold is found, and bad, in at most delta of the sets. Where
+    more are graded, the surer answers abstain half of the time."""
     rng, repeats, found = np.random.default_rng(6), 400, 0
     for _ in range(repeats):
         scores, correct = rng.normal(size=n), rng.random(n) >= ALPHA + 1e-4
-        found += made(scores, labels_of(scores, correct, 50), by_hand=50).threshold is not None
+        labels = labels_of(scores, correct, by_hand)
+        for row in np.flatnonzero((rng.random(n) < 0.5) & (scores < -0.3)) if by_hand > 50 else ():
+            labels[row] = None if labels[row] is None else "abstained"
+        found += made(scores, labels, by_hand=by_hand).threshold is not None
     assert 0.01 <= found / repeats <= DELTA + 0.045  # three standard errors

@@ -163,3 +163,7 @@ def test_a_least_confidence_needs_a_calibration(given: dict[str, float]) -> None
     for wrong in (0, 1.5, -1):
         with pytest.raises(InputError, match="min_confidence"):
             Policy.from_calibration(graded(), min_confidence=wrong)
+    with pytest.raises(InputError, match="leave one out"):
+        Policy.from_calibration(graded(), min_confidence=0.8, on_no_threshold="reachable")
+    with pytest.raises(InputError, match="about a calibration"):
+        Policy(threshold=0.5, on_no_threshold="reachable")

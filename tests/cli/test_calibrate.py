@@ -302,7 +302,7 @@ def test_the_report_is_in_the_record_and_on_the_terminal(calibrate: Run, tmp_pat
     assert all(sentences[name] in shown for name in ("promise", "effect", "prompts", "chance", "scores"))
     assert list(made.aurocs) == ["hybridgrad", *(one.name for one in FREE)]
     assert made.auroc == made.aurocs["hybridgrad"]
-    assert sentences["scores"].endswith("of these, --estimator auto takes max_probability")
+    assert "--estimator auto takes max_probability: the best on a part of the labels" in sentences["scores"]
     assert "; a second turn is not promised" in sentences["prompts"]
     free = made_by(calibrate, tmp_path / "mixed.jsonl", tmp_path, "--estimator", "gnll")  # no answer is given anew
     assert (free.auroc, free.tries) == (pytest.approx(made.aurocs["gnll"]), 2)
@@ -314,14 +314,11 @@ def test_answers_that_were_cut_off_are_told_before_and_after_they_are_graded(
     """The tiny model ends one sentence: by default no other answer has a score."""
     result = calibrate(right, "--on-cut", "unscored")
     assert result.exit_code == ExitCode.NO_THRESHOLD
-    warning = f"60 of 60 answers were cut off after {TOKENS} tokens, 59 of them within their first sentence"
+    warning = f"--max-tokens {TOKENS} cut off 60 of 60 answers, 59 of them within their first sentence"
     assert f"{warning}: raise --max-tokens" in flat(result.stderr)
     shown = flat(result.stdout)
-    assert (
-        "60 answers were cut off, 0 of them wrong: raise --max-tokens. Too few answers (60 answers, 1 of them scored)"
-        in shown
-    )
-    assert "cut off 60 answers, 0 of them wrong (within their first sentence they have no score)" in shown
+    assert "Answers cut off: 60, 0 of them wrong: raise --max-tokens. Too few answers (60, 1 of them scored)" in shown
+    assert "cut off 60 of the graded answers, 0 of them wrong (within their first sentence they have no score)" in shown
     made = Calibration.load(tmp_path / "c.json")
     assert (made.binding.on_cut, made.n_unscored, made.tries) == ("unscored", 59, 1)
     document = json.loads(calibrate(right, "--json").stdout)

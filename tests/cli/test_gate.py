@@ -66,6 +66,7 @@ def test_a_recorded_band_passes_and_a_change_of_the_answers_grades_fails(gate: R
     assert (failed.exit_code, found["passed"]) == (7, False)
     (left,) = found["left"]
     assert (left["name"], left["by"]) == ("coverage", pytest.approx(left["value"] - 0.2))
+    assert (found["alpha"], found["requested_alpha"]) == (0.1, None)
     assert found["band"] == lowered.model_dump(mode="json")
     assert f"is {100 * left['by']:.1f} points above 0.0% to 20.0%. The gate fails." in flat(gate().stdout)
 

@@ -59,7 +59,7 @@ def test_answers_without_a_verdict_are_wrong_and_told(tmp_path: Path, capsys: py
     answers = [made(i, text=text) for i, text in enumerate(texts)]
     questions = [Question(question=answer.question, answers=("Paris",)) for answer in answers]
     grades = grading.grade(questions, answers, Contains(), book=tmp_path / "grades.jsonl")
-    assert (list(grades.rows), list(grades.correct), grades.no_verdict) == ([0, 1, 2], [True, False, False], 1)
+    assert (grades.of_answers, grades.no_verdict) == ({0: True, 1: False, 2: False}, 1)
     shown = flat(capsys.readouterr().err)
     assert "1 of 3 answers have no verdict by contains@3; they count as wrong." in shown
     assert "no verdict: question 1" in shown
@@ -89,13 +89,14 @@ def test_people_grade_a_random_part_of_the_surest(calibrate: Run, right: Path, t
     assert len(table(sheet)) == 21
     fill(sheet, ["yes"] * 19 + [""])
     assert "1 of the 20 answers to grade have no label" in flat(calibrate(right, *options).stderr)
-    fill(sheet, ["yes"] * 20)
+    fill(sheet, ["yes"] * 19 + ["abstained"])
     result = calibrate(right, *options)
     assert result.exit_code == 0, result.stderr
+    assert "questions 0 of 19 answers wrong; 1 more abstain, which is neither right nor wrong" in flat(result.stdout)
     assert "20 graded by hand, a random part of the surest 50.0% (30 answers)" in flat(result.stdout)
     made = Calibration.load(tmp_path / "c.json")
     assert made.by_hand is not None
-    assert (made.n, made.n_tested, made.binding.grader) == (60, 20, "human")
+    assert (made.n, made.n_tested, made.binding.grader) == (60, 19, "human")
     assert json.loads(calibrate(right, *options, "--json").stdout)["effect"] is None
 
 

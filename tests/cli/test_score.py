@@ -264,7 +264,7 @@ def test_the_promise_that_the_labels_support_is_delivered_where_it_is_chosen(
     )
     assert made.reachable is not None
     data = jsonl(tmp_path / "r.jsonl", [{"question": ASKED[0], "response": text}])
-    given = ("--data", data, "--calibration", made.save(tmp_path / "c.json"), "--json")
+    given = ("--data", data, "--calibration", made.save(tmp_path / "c.json"), "--json", "-q")
     plain, chosen = score(*given), score(*given, "--on-no-threshold", "reachable")
     fields = [
         [record["action"], record["promised"], record["details"]["alpha"], record["details"]["requested_alpha"]]
@@ -272,7 +272,7 @@ def test_the_promise_that_the_labels_support_is_delivered_where_it_is_chosen(
         for record in records(result.stdout)
     ]
     assert fields == [["abstain", False, None, None], ["answer", True, made.reachable.alpha, 0.1]]
-    assert "Promise" not in plain.stderr
+    assert "To deliver these: --on-no-threshold reachable." in flat(plain.stderr)
     shown = "at most 32% are wrong, with 90% probability (10% was asked for, and these labels do not support it)"
     assert shown in flat(chosen.stderr)
 

@@ -30,6 +30,9 @@ def test_only_random_grades_of_promised_answers_count(tmp_path: Path) -> None:
         log.database.mark_drawn(later)
         assert [one.ungraded for one in log.promises()] == [3, 0]
         assert "3 drawn answers are not graded yet" in str(log.promises()[0])
+        assert "asked for" not in str(log.promises()[0])
+        written(log, 1, calibration_id="c3", requested_alpha=0.05)
+        assert "at most 10% of the answers let through are wrong (5% was asked for" in str(log.promises()[0])
 
 
 def test_a_corrected_grade_counts_as_corrected(tmp_path: Path) -> None:

@@ -27,7 +27,15 @@ def test_abstentions(text: str) -> None:
 def test_claims_are_no_abstentions(text: str) -> None:
     assert not abstains(text)
     assert settled(text, ()) is False
-    assert settled(text, ("Narnia Airways",)) is None
+    assert settled(text, ("Lion",)) is None
+    assert settled(text, ("Lion", text.upper())) is True
+
+
+@pytest.mark.parametrize(
+    ("references", "grade"), [((), "abstained"), (("N/A",), "abstained"), (("NN", "unknown"), True)]
+)
+def test_a_reference_that_abstains_is_an_answer_beside_another_one(references: tuple[str, ...], grade: bool) -> None:
+    assert settled("Unknown.", references) == grade
 
 
 @pytest.mark.parametrize(
@@ -44,12 +52,18 @@ def test_every_grader_settles_abstentions_alike(grader: AnswerGrader) -> None:
 
 
 def test_a_user_names_refusals_of_another_language(tmp_path: Path) -> None:
-    (tmp_path / "fr.txt").write_text("Je ne sais pas\n\nDésolé\nLe contexte ne dit\n", encoding="utf-8")
+    (tmp_path / "fr.txt").write_text("Je ne sais pas\n\nDésolé\nLe contexte ne dit\nNA\n分かりません", encoding="utf-8")
     (grader,) = load_graders([f"contains+refusals={tmp_path / 'fr.txt'}"])
-    refusals = ("Désolé, je ne sais pas quelle compagnie.", "Le contexte ne dit rien.", "I don't know.")
-    claims = ("Je ne sais pas, peut-être Lyon.", "Paris.")
+    refusals = (
+        "Désolé, je ne sais pas quelle compagnie.",
+        "Le contexte ne dit rien.",
+        "I don't know.",
+        "NA",
+        "分かりませんが。",
+    )
+    claims = ("Je ne sais pas, peut-être Lyon.", "Narnia", "Paris.")
     items = [AnswerToGrade("Où ?", text, ("Paris",)) for text in (*refusals, *claims)]
-    assert grader.grade(items) == [*["abstained"] * 3, False, True]
+    assert grader.grade(items) == [*["abstained"] * 5, False, False, True]
     assert is_final(grader.name)
     assert grader.name.startswith("contains@3+refusals(")
     with pytest.raises(InputError, match="there is no grader"):

@@ -140,7 +140,7 @@ def test_a_chains_calibration_has_the_rule_too(
     examples = [(f"q {i}", "Lima" if i > 4 else "Rome") for i in range(60)]
     made = ExampleCalibration(examples, "exact-match", alpha=0.3, delta=0.3, on_cut=rule)(rows)
     assert (made.n, made.n_unscored, made.binding and made.binding.on_cut) == (60, unscored, rule)
-    assert "20 of 60 answers were cut off by max_tokens, 5 of them wrong: raise it." in caplog.text
+    assert "max_tokens cut off 20 of 60 answers, 5 of them wrong: raise it." in caplog.text
     with pytest.raises(InputError, match="on_cut must be"):
         ExampleCalibration(examples, "exact-match", alpha=0.3, delta=0.3, on_cut="drop")
 

@@ -18,8 +18,8 @@ from langchain_semgrad_guard.messages import get_verdict
 from semgrad_guard import Calibration, Verdict
 from semgrad_guard.calibration.calibration_set import Effect
 from semgrad_guard.errors import ScoringError
-from semgrad_guard.grading import Grader
-from semgrad_guard.grading.abstention import abstains
+from semgrad_guard.grading import AnswerGrader, AnswerToGrade
+from semgrad_guard.grading.grader import ABSTAINED, Verdicts
 from semgrad_guard.paper.drawing import draw_risk_coverage
 
 
@@ -30,7 +30,7 @@ class Demo:
     chain: Runnable[Any, AIMessage]
     calibration: Calibration
     held_out: Sequence[Question]
-    grader: Grader
+    grader: AnswerGrader
     stages: int
     alpha: float
     delta: float
@@ -77,10 +77,7 @@ def outcome(console: Console, demo: Demo, answers: Sequence[AIMessage]) -> None:
     """How the promise did on questions that calibrated nothing; of one stage also the guard's effect."""
     questions, promised = demo.held_out, [_verdict(message).promised for message in answers]
     delivered = [pair for pair, counts in zip(zip(questions, answers, strict=True), promised, strict=True) if counts]
-    wrong = sum(
-        not (abstains(message.text) or demo.grader(message.text, q.answers, question=q.question))
-        for q, message in delivered
-    )
+    wrong = sum(not grade for grade in _grades(demo, [(question, message.text) for question, message in delivered]))
     retrieved = sum(bool(_sources(message)) for _, message in delivered)
     console.print(
         f"On {len(questions)} held-out questions: {len(delivered)} delivered ({retrieved} of them from the library), "
@@ -113,12 +110,14 @@ def picture(path: Path, demo: Demo, answers: Sequence[AIMessage]) -> None:
 
 def _graded(demo: Demo, answers: Sequence[AIMessage]) -> list[tuple[Verdict, bool]]:
     """Each draft that does not decline, and whether it is right; of the first stage where there are two."""
-    drafts = [(question, _verdict(message)) for question, message in zip(demo.held_out, answers, strict=True)]
-    return [
-        (verdict, demo.grader(text, question.answers, question=question.question))
-        for question, verdict in drafts
-        if not abstains(text := verdict.draft or verdict.text)
-    ]
+    verdicts = [_verdict(message) for message in answers]
+    texts = [verdict.draft or verdict.text for verdict in verdicts]
+    grades = _grades(demo, [*zip(demo.held_out, texts, strict=True)])
+    return [(verdict, grade is True) for verdict, grade in zip(verdicts, grades, strict=True) if grade != ABSTAINED]
+
+
+def _grades(demo: Demo, answers: Sequence[tuple[Question, str]]) -> Verdicts:
+    return demo.grader.grade([AnswerToGrade(q.question, text, tuple(q.answers)) for q, text in answers])
 
 
 def _sources(message: AIMessage) -> Sequence[str]:
