@@ -34,8 +34,8 @@ from llama_index_semgrad_guard.records import (
     to_conversation,
 )
 from llama_index_semgrad_guard.targets import UncertaintyRouterCallback, work_of
-from llama_index_semgrad_guard.tool_gate import TURN, Turn
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
+from semgrad_guard.adapters.call_gate import TURN, Turn
 from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm, openai_logprobs
 from semgrad_guard.adapters.settings import LocalModelFields, template_calls_tools
 from semgrad_guard.errors import InputError

@@ -1,4 +1,4 @@
-"""The fields of a JSON text: every value that is no object and no array, with its path and its place in the text."""
+"""The fields of a JSON text: every value that holds no others, with its path and its place in the text."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ _PLAIN = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)
 
 @dataclass(frozen=True)
 class Field:
-    """One value of a JSON text: text[start:end], without a string's quotes (an empty one is its quotes)."""
+    """One value of a JSON text: text[start:end], without a string's quotes (an empty one is its quotes).
+
+    `names` is where the names begin that lead to it from the value before it.
+    """
 
     path: Path
     value: Any
     start: int
     end: int
+    names: int
 
 
 def fields_of(text: str, at: int = 0) -> list[Field]:
     """The fields of the JSON value that begins at a place of a text, in the text's order.
 
-    Of a name that an object has twice both are listed, with one path.
+    Empty objects and arrays are fields. Of a name that an object has twice both are listed, with one path.
 
     Raises:
         ValueError: no JSON value begins there, or it is cut.
@@ -43,6 +47,7 @@ class _Reader:
 
     def __init__(self, text: str) -> None:
         self.text, self.fields = text, list[Field]()
+        self._names: int | None = None
 
     def value(self, at: int, path: Path) -> int:
         """Read the value at a place; returns where it ends."""
@@ -57,19 +62,26 @@ class _Reader:
             if match is None:
                 raise ValueError(f"no JSON value begins at {at}")
             value, end = json.loads(match[0]), match.end()
-        self.fields.append(Field(path, value, at + quotes, end - quotes))
+        self._note(path, value, at + quotes, end - quotes)
         return end
 
+    def _note(self, path: Path, value: Any, start: int, end: int) -> None:
+        self.fields.append(Field(path, value, start, end, start if self._names is None else self._names))
+        self._names = None
+
     def _members(self, at: int, path: Path, *, named: bool) -> int:
-        closing, number, at = "}" if named else "]", 0, _space(self.text, at + 1)
+        opened, closing, number, at = at, "}" if named else "]", 0, _space(self.text, at + 1)
         while self.text[at : at + 1] != closing:
             if number:
                 at = self._passed(at, ",")
             key: str | int = number
             if named:
+                self._names = at if self._names is None else self._names
                 key, at = self._string(at)
                 at = self._passed(_space(self.text, at), ":")
             at, number = _space(self.text, self.value(at, (*path, key))), number + 1
+        if not number:
+            self._note(path, {} if named else [], opened, at + 1)
         return at + 1
 
     def _string(self, at: int) -> tuple[str, int]:

@@ -28,10 +28,10 @@ FORMS: Any = st.fixed_dictionaries({"indent": st.sampled_from([None, 2]), "ensur
 
 
 def leaves(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[tuple[str | int, ...], Any]]:
-    """Every value that is no object and no array."""
-    if isinstance(value, dict):
+    """Every value that holds no others."""
+    if isinstance(value, dict) and value:
         return [leaf for key, inner in value.items() for leaf in leaves(inner, (*path, key))]
-    if isinstance(value, list):
+    if isinstance(value, list) and value:
         return [leaf for place, inner in enumerate(value) for leaf in leaves(inner, (*path, place))]
     return [(path, value)]
 
@@ -45,6 +45,12 @@ def test_every_value_is_found_where_it_stands(value: Any, form: Any) -> None:
     for one in found:
         own = text[one.start : one.end]
         assert one.value == json.loads(f'"{own}"' if isinstance(one.value, str) and own != '""' else own)
+
+
+def test_the_names_before_a_value_are_known() -> None:
+    text = '{"a": {"b c": 1, "d": []}, "e": ["x", {"f": {"g": null}}]}'
+    found = [text[one.names : one.start] for one in fields_of(text)]
+    assert found == ['"a": {"b c": ', '"d": ', '"e": ["', '"f": {"g": ']
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"a"', '{"a": ', '{"a": 1', "[1,", '"a', "{'a': 1}", "[1 2]", "nul", "tru"])
