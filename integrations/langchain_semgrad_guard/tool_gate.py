@@ -14,6 +14,7 @@ from langchain.agents.middleware import AgentMiddleware, AgentState, ToolCallReq
 from langchain.agents.middleware.types import PrivateStateAttr
 from langchain_core.decisions import BaseDecisionModel, ClassifierRequest, Question
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langgraph.config import get_config
 from langgraph.runtime import Runtime
 from langgraph.types import Command
 from pydantic import TypeAdapter
@@ -101,8 +102,7 @@ class ToolGate(CallGate, AgentMiddleware[Any, Any, Any]):
         Raises:
             UnenforcedPolicyError: the agent runs within a graph, and outside of a turn.
         """
-        where = runtime.execution_info
-        if where is not None and "|" in where.checkpoint_ns and TURN.get() is None:
+        if get_config().get("metadata", {}).get("checkpoint_ns") and TURN.get() is None:  # that of the graph around it
             raise UnenforcedPolicyError(
                 "this agent runs within another one or a graph, whose messages may be a model's: run the whole in "
                 "`with gate.turn():`, once for each message of a person's"

@@ -226,29 +226,39 @@ def test_a_block_outlasts_every_change_of_the_messages(what: str, calls: Calibra
     assert not [one for one in ran if "Bob" in str(one)]
 
 
-@tool
-def payer(task: str) -> str:
-    """Pays through an agent of its own."""
-    return subagents[-1].invoke({"messages": [("human", task)]})["messages"][-1].text
-
-
-subagents: list[Any] = []
-
-
-def test_an_agent_within_an_agent_needs_a_turn(calls: Calibration, run: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("own_thread", [False, True])
+def test_an_agent_within_an_agent_needs_a_turn(own_thread: bool, calls: Calibration, run: Callable[..., Any]) -> None:
     """What it is told comes from a model, so that no message opens its tools again."""
     gate = ToolGate(calls)
-    tasks = [written(("payer", {"task": f"Pay Bob, {n}"}, SURE), start=n) for n in range(2)]
+    thread: Any = {"configurable": {"thread_id": "inner"}} if own_thread else {}
 
     def made() -> Any:
-        subagents.append(agent([*BLOCK, AIMessage("no"), *REWRITES[:1], AIMessage("yes")], gate))
-        return agent([*tasks, AIMessage("done")], ToolGate(calls), tools=[payer])
+        inner = agent([*BLOCK, AIMessage("no"), *REWRITES[:1], AIMessage("yes")], gate, checkpointer=InMemorySaver())
+
+        @tool
+        def payer(task: str) -> str:
+            """Pays through an agent of its own."""
+            return inner.invoke({"messages": [("human", task)]}, thread)["messages"][-1].text
+
+        tasks = [written(("payer", {"task": f"Pay Bob, {n}"}, SURE), start=n) for n in range(2)]
+        return agent([*tasks, AIMessage("done")], tools=[payer])
 
     with pytest.raises(UnenforcedPolicyError, match=r"with gate.turn\(\)"):
         run(made(), ASKED)
     with gate.turn():
-        run(made(), ASKED)
+        answers = run(made(), ASKED)["messages"]
+    assert [message.text for message in answers if message.type == "tool"] == ["no", "yes"]
     assert not ran
+
+
+def test_an_agent_in_a_graph_needs_a_turn(calls: Calibration) -> None:
+    gate, graph = ToolGate(calls), StateGraph(MessagesState)
+    graph.add_node("agent", agent([*BLOCK, AIMessage("no")], gate))
+    graph.add_edge("__start__", "agent")
+    with pytest.raises(UnenforcedPolicyError, match=r"with gate.turn\(\)"):
+        graph.compile().invoke(ASKED)
+    with gate.turn():
+        assert graph.compile().invoke(ASKED)["messages"][-1].text == "no"
 
 
 def test_a_gate_outside_of_an_agent_is_refused(calls: Calibration) -> None:
