@@ -283,13 +283,13 @@ def _closed(messages: Sequence[BaseMessage], own: Mapping[str, Any]) -> list[str
 
     A state that knows nothing reads its messages: a client may send the whole conversation each time.
     """
-    known, closed = own.get("known"), set[str](own.get("closed", ()))
-    people = [message.id for message in _people(messages) if message.id not in (known or ())]
-    if known is not None:
-        return [] if people else sorted(closed)
+    new = {message.id for message in _people(messages)}.difference(own.get("known", ()))
+    if own:
+        return [] if new else own["closed"]
+    closed = set[str]()
     for message in messages:
         if isinstance(message, ToolMessage) and message.additional_kwargs.get(METADATA_KEY) == _BLOCKED:
             closed.add(message.name or "")
-        elif message.id in people:
+        elif message.id in new:
             closed.clear()
     return sorted(closed)
