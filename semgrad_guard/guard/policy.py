@@ -45,7 +45,7 @@ _LISTENERS = {
 
 
 def require_listener(name: str, given: object) -> None:
-    """Refuse what cannot be told of decisions; None is told of none.
+    """Refuse what cannot take decisions; None takes none.
 
     Raises:
         InputError: it is of another kind.

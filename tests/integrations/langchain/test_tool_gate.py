@@ -155,7 +155,7 @@ def test_nobody_wrote_since(calls: Calibration) -> None:
     thread: Any = {"configurable": {"thread_id": "1"}}
     asking.invoke(ASKED, thread)
     asking.update_state(
-        thread, {"messages": [HumanMessage("Go on.", id=str(asking.get_state(thread).values["messages"][0].id))]}
+        thread, {"messages": [HumanMessage("Continue.", id=str(asking.get_state(thread).values["messages"][0].id))]}
     )
     asking.invoke({"messages": []}, thread)
     assert not ran
@@ -195,8 +195,8 @@ class Done(BaseModel):
 
 
 def summarizing() -> SummarizationMiddleware:
-    told = Writing(messages=iter([AIMessage("They pay bills.")] * 99))
-    return SummarizationMiddleware(told, trigger=("messages", 4), keep=("messages", 1))
+    writer = Writing(messages=iter([AIMessage("They pay bills.")] * 99))
+    return SummarizationMiddleware(writer, trigger=("messages", 4), keep=("messages", 1))
 
 
 BLOCK = [written(("pay", {"to": "Bob"}, DOUBTFUL))]
@@ -228,7 +228,7 @@ def test_a_block_outlasts_every_change_of_the_messages(what: str, calls: Calibra
 
 @pytest.mark.parametrize("own_thread", [False, True])
 def test_an_agent_within_an_agent_needs_a_turn(own_thread: bool, calls: Calibration, run: Callable[..., Any]) -> None:
-    """What it is told comes from a model, so that no message opens its tools again."""
+    """Its messages come from a model, so that none of them opens its tools again."""
     gate = ToolGate(calls)
     thread: Any = {"configurable": {"thread_id": "inner"}} if own_thread else {}
 
