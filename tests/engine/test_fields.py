@@ -90,24 +90,25 @@ CODECS = {kind: _trained(kind) for kind in ("bytes", "words", "greedy", "digits"
 
 
 @settings(max_examples=120, deadline=None)
-@given(value=VALUES, form=FORMS)
+@given(value=VALUES, form=FORMS, with_names=st.booleans())
 @pytest.mark.parametrize("kind", CODECS)
-def test_the_tokens_of_a_value_spell_it_and_its_end(kind: str, value: Any, form: Any) -> None:
+def test_the_tokens_of_a_value_spell_it_and_its_end(kind: str, value: Any, form: Any, with_names: bool) -> None:
     codec, text = CODECS[kind], json.dumps(value, **form)
     ids = codec.encode(text)
     if codec.decode(ids, special=True) != text:
         return  # a tokenizer that does not spell the text back; such an answer has no fields in practice either
     found, reached = fields_of(text), 0
-    ranges = token_ranges(ids, [(one.start, one.end) for one in found], codec)
+    starts = [one.names if with_names else one.start for one in found]
+    ranges = token_ranges(ids, [(start, one.end) for start, one in zip(starts, found, strict=True)], codec)
     assert len(ranges) == len(found)
-    for one, (begin, end) in zip(found, ranges, strict=True):
+    for one, start, (begin, end) in zip(found, starts, ranges, strict=True):
         assert reached <= begin <= end, "a token belongs to one value alone"
         spelled = codec.decode(ids[:end], special=True)
         assert len(spelled) > one.end or end == len(ids), "what ends it is known"
         shorter = codec.decode(ids[: end - 1], special=True).rstrip("\ufffd")
         assert begin == end or len(shorter) <= one.end, "and nothing more"
         before = codec.decode(ids[:begin], special=True).rstrip("\ufffd")
-        assert len(before) <= one.start or begin == reached, "all that spell it"
+        assert len(before) <= start or begin == reached, "all that spell it"
         reached = end
 
 
