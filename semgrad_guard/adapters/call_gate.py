@@ -32,11 +32,15 @@ RunCalls = Iterable[tuple[Verdict | None, Sequence[ToolCall]]]
 
 @dataclass(eq=False)
 class Written:
-    """A call that a model wrote in a turn, in the message of this number; whether it passes, once it is judged."""
+    """A call that a model wrote in a turn, in the message of this number; whether it passes, once it is judged.
+
+    `again` is the last message in which it was written so.
+    """
 
     call: CallVerdict
     message: int
     verdict: Verdict
+    again: int = 0
     passes: bool | None = None
 
 
@@ -62,8 +66,11 @@ class Turn:
         """The least certain of the calls that were written so and have not run; None: nobody wrote it."""
         with self._lock:
             found = [one for one in self._written if one.call.digest == call.digest]
-            taken = max(found, key=lambda one: doubt_of(one.call), default=None)
-            self._written = [one for one in self._written if one is not taken]
+            if not found:
+                return None
+            taken = max(found, key=lambda one: doubt_of(one.call))
+            taken.again = max(one.message for one in found)
+            self._written.remove(taken)
             return taken
 
     def put_back(self, own: Written | None) -> None:
@@ -74,11 +81,12 @@ class Turn:
 
     def is_closed(self, tool: str, own: Written | None) -> bool:
         """Whether a call of the tool was blocked before this one was written."""
-        return tool in self.closed and (own is None or self.closed[tool] < own.message)
+        return tool in self.closed and (own is None or self.closed[tool] < own.again)
 
     def close(self, tool: str, own: Written | None) -> None:
         """A call of the tool is blocked."""
-        self.closed.setdefault(tool, self._messages if own is None else own.message)
+        message = self._messages if own is None else own.message
+        self.closed[tool] = min(message, self.closed.get(tool, message))
 
 
 TURN: ContextVar[Turn | None] = ContextVar("semgrad_guard_turn", default=None)

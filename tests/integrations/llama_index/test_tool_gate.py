@@ -276,11 +276,11 @@ async def test_a_call_that_fails_may_run_again(rule: Calibration, wide: Language
     """As one that waits for a person does. Its error is no result, and opens no tool."""
     gate = ToolGate(rule)
     fails = FunctionTool.from_defaults(lambda: 1 // 0, name="clock")
-    messages = [[pay("Bob", DOUBTFUL)], [CLOCK], [CLOCK], [pay("Ann")]]
+    messages = [[pay("Bob", DOUBTFUL)], [CLOCK], [CLOCK], [("clock", {"at": 1}, DOUBTFUL)], [CLOCK]]
     with gate.turn():
         events = await events_of(agent("function", wide, messages, gate.tools([TOOLS[0], fails])))
     assert ran.get() == []
-    assert ["division" in output.content for output in results(events)] == [False, True, True, False]
+    assert ["division" in output.content for output in results(events)] == [False, True, True, False, False]
 
 
 async def test_what_does_not_belong_together_is_refused(rule: Calibration) -> None:
