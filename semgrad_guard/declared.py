@@ -158,7 +158,7 @@ def pairs_in(given: object, option: str, form: str) -> list[tuple[Any, Any]]:
         raise InputError(f"{option} is a list of pairs of {form}, not {given!r:.60}")
     pairs = list(cast("Iterable[Any]", given))
     for one in pairs:
-        if not isinstance(one, tuple | list) or len(one) != 2:
+        if not isinstance(one, tuple | list) or len(cast("Sequence[Any]", one)) != 2:
             raise InputError(f"{option} holds pairs of {form}, not {one!r:.60}")
     return [(first, second) for first, second in pairs]
 

@@ -88,9 +88,8 @@ def calibrate_decisions(
         raise InputError(f"a Choice needs otherwise=: the label to take where {safe!r} is doubtful")
     if isinstance(question, Noul) and otherwise is not None:
         raise InputError("a Noul has two outcomes: leave otherwise= out")
-    given: object = model
-    if not isinstance(given, BaseDecisionModel):
-        raise InputError(f"model is a decision model of langchain_core.decisions, not {given!r:.60}")
+    if not isinstance(cast("object", model), BaseDecisionModel):
+        raise InputError(f"model is a decision model of langchain_core.decisions, not {model!r:.60}")
     known = pairs_in(labelled, "labelled", "(state, whether the safe outcome was right)")
     if not known:
         raise InputError("labelled holds no state: give pairs of (state, whether the safe outcome was right)")

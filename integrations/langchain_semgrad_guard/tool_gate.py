@@ -159,7 +159,7 @@ class ToolGate(CallGate, AgentMiddleware[Any, Any, Any]):
     ) -> Steps[float | None]:
         written: Any = {"name": call.name, "args": dict(call.arguments), "id": call.id}
         if not isinstance(score, BaseDecisionModel):
-            return score(ToolCallRequest({**written, "type": "tool_call"}, None, state, cast("Any", runtime)))
+            return score(ToolCallRequest(written | {"type": "tool_call"}, None, state, cast("Any", runtime)))
         question = ClassifierRequest(
             state={"messages": state["messages"][-_RECENT:], "tool_call": written},
             questions={call.name: _QUESTION.validate_json(settings_of(self.rule)["question"])},
@@ -174,7 +174,8 @@ class ToolGate(CallGate, AgentMiddleware[Any, Any, Any]):
         Raises:
             UnenforcedPolicyError: no gate has judged the model's messages here.
         """
-        own = self._own(request.state) if isinstance(request.state, Mapping) else {}
+        state: Any = cast("Any", request).state
+        own = self._own(state) if isinstance(state, dict) else {}
         if not own:
             raise UnenforcedPolicyError(
                 "ToolGate has judged no message of this model: it is a middleware of create_agent, and no part of "
@@ -264,7 +265,8 @@ def _by_its_own_tool(request: ToolCallRequest) -> bool:
     tool, name = request.tool, request.tool_call["name"]
     if tool is None:  # nothing runs
         return True
-    known = [one for one in request.runtime.tools if one.name == name] or [tool]
+    runtime: Any = cast("Any", request).runtime
+    known = [one for one in runtime.tools if one.name == name] or [tool]
     return tool.name == name and any(tool is one for one in known)
 
 

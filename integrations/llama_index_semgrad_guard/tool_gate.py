@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from llama_index.core.agent.workflow import AgentOutput, ToolCallResult
 from llama_index.core.tools import AsyncBaseTool, BaseTool, FunctionTool, ToolOutput, adapt_to_async_tool
@@ -54,8 +54,7 @@ class ToolGate(CallGate):
             UnenforcedPolicyError: there is no turn.
             BindingMismatchError: a call was scored in another way than those of the calibration.
         """
-        given: object = tools
-        several = list(cast("Iterable[Any]", given)) if isinstance(given, Iterable) else [None]
+        several: list[Any] = list(tools) if hasattr(tools, "__iter__") else [None]
         if other := [one for one in several if not callable(one) or hasattr(one, _MARK)]:
             raise InputError(f"tools is a list of tools and functions that no gate has yet, not {other[0]!r:.60}")
         return [self._gated(tool) for tool in several]
@@ -89,12 +88,13 @@ class ToolGate(CallGate):
         if not (yield from self._lets_through(call, own, turn)):
             turn.close(call.name, own)
             return self._blocked(call)
-        output: ToolOutput | None = None
+        has_result = False
         try:
-            output = yield run
+            output: ToolOutput = yield run
+            has_result = not output.is_error
             return output
         finally:
-            if output is None or output.is_error:
+            if not has_result:
                 turn.put_back(own)
 
     def _lets_through(self, call: ToolCall, own: Written | None, turn: Turn) -> Steps[bool]:

@@ -110,8 +110,7 @@ class CallGate:
         log: DecisionSink | None = None,
         scored_elsewhere: bool = False,
     ) -> None:
-        given: object = rule
-        if not isinstance(given, Calibration) or not (scored_elsewhere or CALLS.is_of(rule.binding)):
+        if not isinstance(cast("object", rule), Calibration) or not (scored_elsewhere or CALLS.is_of(rule.binding)):
             raise InputError(
                 "this rule is not about tokens of tool calls: make one by calibrate_tool_calls, or give the score that "
                 "it is about"

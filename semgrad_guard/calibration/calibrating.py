@@ -93,7 +93,7 @@ def calibrate(  # a promise has these conditions, and every one has its default
         CalibrationError: an argument is not as described.
     """
     alpha, delta = read_rate(alpha, "alpha"), read_rate(delta, "delta")
-    if not isinstance(tries, int) or isinstance(tries, bool) or tries < 0:
+    if type(tries) is not int or tries < 0:
         raise CalibrationError(f"tries numbers the calibrations on these labels: 0, 1, 2 and so on, not {tries!r}.")
     if copies not in ("keep", "once", None):
         raise CalibrationError(f"copies must be 'keep' (a sample of traffic) or 'once' (a list), not {copies!r}.")
