@@ -175,7 +175,7 @@ class ToolGate(CallGate, AgentMiddleware[Any, Any, Any]):
             UnenforcedPolicyError: no gate has judged the model's messages here.
         """
         state: Any = cast("Any", request).state
-        own = self._own(state) if isinstance(state, dict) else {}
+        own = self._own(state) if hasattr(state, "get") else {}
         if not own:
             raise UnenforcedPolicyError(
                 "ToolGate has judged no message of this model: it is a middleware of create_agent, and no part of "
