@@ -151,6 +151,21 @@ def names_in(given: object, option: str) -> frozenset[str]:
     return frozenset(several)
 
 
+def pairs_in(given: object, option: str, form: str) -> list[tuple[Any, Any]]:
+    """The pairs of an option, whose form the words tell.
+
+    Raises:
+        InputError: it holds something else.
+    """
+    if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
+        raise InputError(f"{option} is a list of pairs of {form}, not {given!r:.60}")
+    pairs = list(cast("Iterable[Any]", given))
+    for one in pairs:
+        if not isinstance(one, tuple | list) or len(cast("Sequence[Any]", one)) != 2:
+            raise InputError(f"{option} holds pairs of {form}, not {one!r:.60}")
+    return [(first, second) for first, second in pairs]
+
+
 def is_score(value: float | None) -> TypeGuard[float]:
     """Whether a value is a finite number, and so a score.
 

@@ -226,7 +226,7 @@ class FieldVerdict(BaseModel, frozen=True, allow_inf_nan=False):
 
     `path` is where it stands, as in ("cities", 0, "name"). `uncertainty` is that of the tokens that spell it, and of
     the one that ends it, given everything before them. `action` is "deliver", or "null": the value is withheld, and
-    null stands in its place. `nullable` is whether the answer's schema allows that.
+    null stands in its place. `nullable` is whether the schema allows that, and has the names of the path.
     """
 
     path: tuple[str | int, ...]

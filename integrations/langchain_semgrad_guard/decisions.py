@@ -32,8 +32,10 @@ from langchain_core.decisions import (
 from pydantic import ConfigDict, model_validator
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate, calibrate_runs
+from semgrad_guard.declared import pairs_in
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard import Steps, Work, adrive, drive, judged
+from semgrad_guard.guard.policy import require_listener
 
 ESTIMATOR = "decision"
 """The estimator of a rule: 1 - P(safe), as a decision model gives it."""
@@ -76,7 +78,7 @@ def calibrate_decisions(
         tries: numbers the calibrations on these labels, this one included; 0: this is the only one.
 
     Raises:
-        InputError: another kind of question, an outcome that it does not have, or no labelled state.
+        InputError: another kind of model or question, an outcome that it does not have, or no labelled state.
         CalibrationError: a rate is not in (0, 1), or a label is neither True nor False.
     """
     outcomes = _outcomes(question)
@@ -86,7 +88,9 @@ def calibrate_decisions(
         raise InputError(f"a Choice needs otherwise=: the label to take where {safe!r} is doubtful")
     if isinstance(question, Noul) and otherwise is not None:
         raise InputError("a Noul has two outcomes: leave otherwise= out")
-    known = list(labelled)
+    if not isinstance(cast("object", model), BaseDecisionModel):
+        raise InputError(f"model is a decision model of langchain_core.decisions, not {model!r:.60}")
+    known = pairs_in(labelled, "labelled", "(state, whether the safe outcome was right)")
     if not known:
         raise InputError("labelled holds no state: give pairs of (state, whether the safe outcome was right)")
     states, right = [state for state, _ in known], [was_right for _, was_right in known]
@@ -133,8 +137,11 @@ class CalibratedDecisions(BaseDecisionModel):
     @model_validator(mode="after")
     def _fits(self) -> CalibratedDecisions:
         self.model = self.decisions.model
+        require_listener("log", self.log)
         for rule in self.decided:
             require_rule(rule, self.decisions)
+        if len({settings_of(rule)["question"] for rule in self.decided}) < len(self.decided):
+            raise InputError("decided holds two rules for one question: which of them decides?")
         return self
 
     @property

@@ -34,7 +34,6 @@ from llama_index_semgrad_guard.records import (
     to_conversation,
 )
 from llama_index_semgrad_guard.targets import UncertaintyRouterCallback, work_of
-from llama_index_semgrad_guard.tool_gate import TURN
 from semgrad_guard import (
     METADATA_KEY,
     Estimator,
@@ -45,6 +44,7 @@ from semgrad_guard import (
     Policy,
     Verdict,
 )
+from semgrad_guard.adapters.call_gate import TURN
 from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm, openai_logprobs
 from semgrad_guard.adapters.settings import LocalModelFields, template_calls_tools
 from semgrad_guard.engine.answers.writing import Piece, ThoughtPiece

@@ -7,73 +7,20 @@ notes the calls that it writes in it, and a gated tool runs a call that was writ
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from llama_index.core.agent.workflow import AgentOutput
+from llama_index.core.agent.workflow import AgentOutput, ToolCallResult
 from llama_index.core.tools import AsyncBaseTool, BaseTool, FunctionTool, ToolOutput, adapt_to_async_tool
 
 from llama_index_semgrad_guard.records import decided_of
 from semgrad_guard import Calibration, ToolCall, Verdict
-from semgrad_guard.adapters.call_gate import CallGate, calibrate_calls
-from semgrad_guard.errors import UnenforcedPolicyError
+from semgrad_guard.adapters.call_gate import TURN, CallGate, Turn, Written, calibrate_calls, score_of
+from semgrad_guard.errors import InputError, UnenforcedPolicyError
 from semgrad_guard.guard import Steps, Work, adrive, drive
 
-
-@dataclass(frozen=True)
-class Written:
-    """A call as a model wrote it: its digest, the number of its message in the turn, and the verdict on that."""
-
-    digest: str
-    message: int
-    verdict: Verdict
-
-
-class Turn:
-    """The calls that models wrote in one turn of a conversation, and the tools that are closed.
-
-    A blocked call closes its tool, until a call that was written later has a result.
-    """
-
-    def __init__(self) -> None:
-        self._messages = 0
-        self._written = list[Written]()
-        self._closed = dict[str, int]()
-
-    def note(self, verdict: Verdict) -> None:
-        """A model has written a message."""
-        self._messages += 1
-        self._written += [Written(call.digest, self._messages, verdict) for call in verdict.calls]
-
-    def written(self, call: ToolCall) -> Written | None:
-        """The call in the last message that holds it; None: nobody wrote it, or it was done before."""
-        return next((one for one in reversed(self._written) if one.digest == call.digest), None)
-
-    def is_closed(self, tool: str) -> bool:
-        """Whether the tool is closed."""
-        return tool in self._closed
-
-    def block(self, tool: str, own: Written | None) -> None:
-        """A call is not run, and closes its tool."""
-        self._done(own)
-        self._closed[tool] = self._messages
-
-    def succeed(self, own: Written | None) -> None:
-        """A call has a result."""
-        self._done(own)
-        written = 0 if own is None else own.message
-        self._closed = {tool: message for tool, message in self._closed.items() if message >= written}
-
-    def _done(self, own: Written | None) -> None:
-        if own is not None:
-            self._written.remove(own)
-
-
-TURN: ContextVar[Turn | None] = ContextVar("semgrad_guard_turn", default=None)
-"""The turn in which this happens; None outside of one."""
+_MARK = "semgrad_guard_gate"
+"""The attribute by which a gated tool is known."""
 
 
 class ToolGate(CallGate):
@@ -87,8 +34,8 @@ class ToolGate(CallGate):
     A call's uncertainty is that of the tokens in which a `SemGradLLM` wrote it. Of several calls in a message each is
     judged by itself. The agent reads `words` in the place of a blocked call's result, which tell no score.
 
-    After a block every call of the same tool stays blocked, until the turn ends or a later call of another tool has a
-    result: a model that may write a call anew until it passes breaks any promise.
+    After a block every later call of the same tool stays blocked, until the turn ends: a model that may write a call
+    anew until it passes breaks any promise.
 
     Args:
         rule: a calibration of calls (`calibrate_tool_calls`).
@@ -100,15 +47,6 @@ class ToolGate(CallGate):
         InputError: the rule is about something else.
     """
 
-    @contextmanager
-    def turn(self) -> Generator[None]:
-        """The time in which an agent works on one message of the user's. A turn within a turn is a part of it."""
-        token = TURN.set(TURN.get() or Turn())
-        try:
-            yield
-        finally:
-            TURN.reset(token)
-
     def tools(self, tools: Iterable[BaseTool | Callable[..., Any]]) -> list[AsyncBaseTool]:
         """The tools, behind the gate. Called outside of a turn they do not run.
 
@@ -116,7 +54,10 @@ class ToolGate(CallGate):
             UnenforcedPolicyError: there is no turn.
             BindingMismatchError: a call was scored in another way than those of the calibration.
         """
-        return [self._gated(tool) for tool in tools]
+        several: list[Any] = list(tools) if hasattr(tools, "__iter__") else [None]
+        if other := [one for one in several if not callable(one) or hasattr(one, _MARK)]:
+            raise InputError(f"tools is a list of tools and functions that no gate has yet, not {other[0]!r:.60}")
+        return [self._gated(tool) for tool in several]
 
     def _gated(self, given: BaseTool | Callable[..., Any]) -> AsyncBaseTool:
         tool = adapt_to_async_tool(given if isinstance(given, BaseTool) else FunctionTool.from_defaults(given))
@@ -134,27 +75,36 @@ class ToolGate(CallGate):
 
         gated: Any = copy.copy(tool)  # of its own class, by which agents know what to hand to it
         gated.call, gated.acall = call, acall
+        setattr(gated, _MARK, self)
         return gated
 
     def _steps(self, call: ToolCall, run: Work) -> Steps[ToolOutput]:
         """The result of a call, or the words in its place. A call that fails, or waits for a person, may run again."""
         if (turn := TURN.get()) is None:
             raise UnenforcedPolicyError("a gated tool runs in a turn alone: run the agent in `with gate.turn():`")
-        own = turn.written(call)
+        if call.name in self.trusted:
+            return (yield run)
+        own = turn.take(call)  # whatever runs next to this finds it no more
         if not (yield from self._lets_through(call, own, turn)):
-            turn.block(call.name, own)
+            turn.close(call.name, own)
             return self._blocked(call)
-        output: ToolOutput = yield run
-        if not output.is_error:
-            turn.succeed(own)
-        return output
+        has_result = False
+        try:
+            output: ToolOutput = yield run
+            has_result = not output.is_error
+            return output
+        finally:
+            if not has_result:
+                turn.put_back(own)
 
     def _lets_through(self, call: ToolCall, own: Written | None, turn: Turn) -> Steps[bool]:
-        if call.name in self.trusted:
-            return True
-        if turn.is_closed(call.name):
+        if turn.is_closed(call.name, own):
             return False
-        return (yield from self.judged(call, self.score_of(None if own is None else own.verdict, call)))
+        if own is None:
+            return (yield from self.judged(call, None))
+        if own.passes is None:  # a call that runs again is judged once
+            own.passes = yield from self.judged(call, *score_of(own.verdict, call.digest))
+        return own.passes
 
     def _blocked(self, call: ToolCall) -> ToolOutput:
         words, given = self.words_for(call.name), dict(call.arguments)
@@ -190,14 +140,13 @@ def calibrate_tool_calls(
         InputError: a call has no label, or no run has a call.
         CalibrationError: the calls were scored in different ways.
     """
-    labelled = ((_calls(events), labels) for events, labels in runs)
-    return calibrate_calls(labelled, trusted=trusted, alpha=alpha, delta=delta, tries=tries)
+    how: Any = {"alpha": alpha, "delta": delta, "tries": tries}
+    return calibrate_calls(runs, _calls, form="an agent's events", trusted=trusted, **how)
 
 
-def _calls(events: Sequence[Any]) -> Iterator[tuple[Verdict | None, ToolCall]]:
-    known = set[str]()  # the last event of a run tells all of its calls again
-    for event in (one for one in events if isinstance(one, AgentOutput)):
-        for call in event.tool_calls:
-            if call.tool_id not in known:
-                known.add(call.tool_id)
-                yield decided_of(event), ToolCall(call.tool_name, call.tool_kwargs, call.tool_id)
+def _calls(events: Iterable[Any]) -> Iterator[tuple[Verdict | None, Sequence[ToolCall]]]:
+    for event in events:
+        if isinstance(event, AgentOutput):  # the last one tells the results of all calls again
+            written = [call for call in event.tool_calls if not isinstance(call, ToolCallResult)]
+            calls = [ToolCall(call.tool_name, call.tool_kwargs, call.tool_id) for call in written]
+            yield decided_of(event), calls

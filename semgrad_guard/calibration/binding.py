@@ -7,7 +7,7 @@ from other answers.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -164,6 +164,18 @@ def _named(field: str, mine: Any, theirs: Any) -> str:
     follows = " (it follows the weights and what is switched, patched or hooked in the model)"
     now, then = (repr(value) if value != {} else "not set" for value in (theirs, mine))
     return f"{field} is {now} and was {then} at calibration{follows if field == 'fingerprint' else ''}"
+
+
+def shared_by(bindings: Sequence[Binding], *, of: str) -> Binding:
+    """The binding of scores that are calibrated together, compared as those of later answers are.
+
+    Raises:
+        CalibrationError: they were made in different ways.
+    """
+    for other in bindings:
+        if words := bindings[0].in_words(other):
+            raise CalibrationError(f"The {of} were scored in different ways: {'; '.join(words)}.")
+    return bindings[0]
 
 
 @dataclass(frozen=True)

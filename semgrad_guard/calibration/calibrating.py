@@ -94,6 +94,8 @@ def calibrate(  # a promise has these conditions, and every one has its default
         CalibrationError: an argument is not as described.
     """
     alpha, delta = read_rate(alpha, "alpha"), read_rate(delta, "delta")
+    if type(tries) is not int or tries < 0:
+        raise CalibrationError(f"tries numbers the calibrations on these labels: 0, 1, 2 and so on, not {tries!r}.")
     if copies not in ("keep", "once", None):
         raise CalibrationError(f"copies must be 'keep' (a sample of traffic) or 'once' (a list), not {copies!r}.")
     if not isinstance(tries, Integral) or tries < 0:
@@ -225,13 +227,18 @@ def calibrate_runs(
         CalibrationError: the columns differ in length, or an entry cannot be read.
     """
     by_run: dict[Hashable, tuple[list[float | None], list[bool]]] = {}
-    try:
-        for run, uncertainty, right in zip(runs, uncertainties, correct, strict=True):
-            scores, grades = by_run.setdefault(run, ([], []))
-            scores.append(uncertainty)
-            grades.append(right)
-    except ValueError as error:
-        raise CalibrationError(f"Each decision has a run, an uncertainty and a label: {error}.") from None
+    names, scores, labels = read_column(runs, "runs"), read_column(uncertainties, "uncertainties"), list(correct)
+    require_same_length("runs", len(names), "uncertainties", len(scores))
+    require_same_length("runs", len(names), "labels", len(labels))
+    for row, (run, score, label) in enumerate(zip(names, scores, labels, strict=True)):
+        try:
+            own = by_run.setdefault(run, ([], []))
+        except TypeError:  # one that cannot be hashed, such as a list
+            raise CalibrationError(f"runs[{row}] is {run!r:.60}. Name each run by a text or a number.") from None
+        if run is None:
+            raise CalibrationError(f"runs[{row}] is None: name each run, or leave runs= out.")
+        own[0].append(score)
+        own[1].append(label)
     answers = [AnswerSentences(f"run {run}", "", *own, [None] * len(own[0])) for run, own in by_run.items()]
     found = SentenceSet.read(answers, on_doubt="drop", promise="sentence")
     return calibrate(found.most_certain, found.all_right, alpha=alpha, delta=delta, sentences=found, **options)

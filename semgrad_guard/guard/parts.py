@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+from pydantic import BaseModel
+
 from semgrad_guard.calibration import Binding, Calibration, calibrate_runs
-from semgrad_guard.calibration.binding import FIELDS
+from semgrad_guard.calibration.binding import FIELDS, shared_by
 from semgrad_guard.decision_log.entries import DecisionSink, Facts
+from semgrad_guard.declared import pairs_in
 from semgrad_guard.engine.fields import Field, Path, fields_of
 from semgrad_guard.engine.sentences import Span
-from semgrad_guard.errors import CalibrationError
+from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.guard.verdicts import RecordedDraft, binding_of, doubt_of
 from semgrad_guard.records import CallVerdict, FieldVerdict, PromptForm, ToolCall, Verdict
 
@@ -66,7 +69,8 @@ def scored_fields(
 ) -> tuple[FieldVerdict, ...]:
     """The values of a structured answer with their scores; of a call, those of its arguments.
 
-    None where the answer is no whole JSON, or is several calls.
+    A name that the schema does not have is a part of the value behind it. None where the answer is no whole JSON, or is
+    several calls.
     """
     if not calls:
         found, schema = _fields(text, _json_start(text)), structure.text
@@ -74,9 +78,11 @@ def scored_fields(
         found, schema = _argument_fields(text, places[0], calls[0]), structure.arguments.get(calls[0].name)
     else:
         return ()
+    named = [has_names(schema, one.path) for one in found]
+    spans = [(one.start if own else one.names, one.end) for one, own in zip(found, named, strict=True)]
     return tuple(
-        FieldVerdict(path=one.path, uncertainty=value, nullable=allows_null(schema, one.path))
-        for one, value in zip(found, scored([(one.start, one.end) for one in found]), strict=True)
+        FieldVerdict(path=one.path, uncertainty=value, nullable=own and allows_null(schema, one.path))
+        for one, own, value in zip(found, named, scored(spans), strict=True)
     )
 
 
@@ -184,6 +190,31 @@ def _allows(schema: Any, path: Path, root: Schema) -> bool:
     return by_type and by_value
 
 
+def has_names(schema: Schema | None, path: Path) -> bool:
+    """Whether a schema has all names of a path, so that none is the model's own."""
+    for place, key in enumerate(path):
+        holders = _schemas_at(schema, path[:place], schema)
+        if isinstance(key, str) and not any(key in holder.get("properties", {}) for holder in holders):
+            return False
+    return True
+
+
+def _schemas_at(schema: Any, path: Path, root: Any) -> Iterator[Schema]:
+    """Every object schema that may hold at a path."""
+    if not isinstance(schema, Mapping):
+        return
+    known = cast("Mapping[str, Any]", schema)
+    further = [one for choice in ("anyOf", "oneOf", "allOf") for one in known.get(choice, ())]
+    if isinstance(known.get("$ref"), str):
+        further.append(_referred(known["$ref"], root))
+    for one in further:
+        yield from _schemas_at(one, path, root)
+    if path:
+        yield from _schemas_at(_member(known, path[0]), path[1:], root)
+    else:
+        yield known
+
+
 def _member(schema: Mapping[str, Any], key: str | int) -> Any:
     """The schema of a member of an object or an array; True where it is not described."""
     if isinstance(key, str):
@@ -269,17 +300,19 @@ def calibrate_fields(
     allow that, the whole answer is withheld.
 
     Args:
-        graded: pairs of (recorded draft, right object).
+        graded: pairs of (recorded draft, right object); the object as JSON types, or of a pydantic model.
         alpha: the largest error rate of that drawn value, in (0, 1).
         delta: the largest probability of breaking that promise, in (0, 1).
         tries: numbers the calibrations on these labels, this one included; 0: this is the only one.
 
     Raises:
+        InputError: there is something else than such pairs.
         CalibrationError: no draft has values, or they were scored in different ways.
     """
     runs, scores, correct = list[int](), list[float | None](), list[bool]()
     forms, bindings = list[PromptForm | None](), list[Binding]()
-    for number, (draft, right) in enumerate(graded):
+    for number, (draft, right) in enumerate(pairs_in(graded, "graded", "(recorded draft, right object)")):
+        owed = _right_object(draft, right)
         verdict = draft.verdict
         if not verdict.fields:
             continue
@@ -287,16 +320,24 @@ def calibrate_fields(
         for one in verdict.fields:
             runs.append(number)
             scores.append(one.uncertainty)
-            correct.append(_at(found, one.path) == _at(right, one.path))
+            correct.append(_at(found, one.path) == _at(owed, one.path))
         forms.append(draft.prompt)
         bindings.append(binding_of(verdict.revised(settings=FIELDS.among(verdict.details.settings))))
     if not bindings:
         raise CalibrationError("No draft has values with scores: record structured answers (with_structured_output).")
-    for other in bindings:
-        if words := bindings[0].in_words(other):
-            raise CalibrationError(f"The answers were scored in different ways: {'; '.join(words)}.")
-    how: dict[str, Any] = {"alpha": alpha, "delta": delta, "tries": tries, "binding": bindings[0], "prompts": forms}
-    return calibrate_runs(runs, scores, correct, **how)
+    how: dict[str, Any] = {"alpha": alpha, "delta": delta, "tries": tries, "prompts": forms}
+    return calibrate_runs(runs, scores, correct, binding=shared_by(bindings, of="answers"), **how)
+
+
+def _right_object(draft: object, right: object) -> Any:
+    """The right object of a draft, as JSON types."""
+    owed = right.model_dump(mode="json", by_alias=True) if isinstance(right, BaseModel) else right
+    if not isinstance(draft, RecordedDraft) or not isinstance(owed, Mapping | list):
+        raise InputError(
+            "graded holds pairs of (recorded draft, right object), the object as a dict, a list or a pydantic model; "
+            f"not {draft!r:.60} and {right!r:.60}"
+        )
+    return cast("Any", owed)
 
 
 _NOTHING = object()

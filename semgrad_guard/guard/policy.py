@@ -36,11 +36,22 @@ from semgrad_guard.settings import (
 AbstainMessage = str | Callable[[Verdict], str]
 
 
-_LISTENERS = (
-    ("monitor", "add", "a DriftMonitor"),
-    ("notify", "__call__", "a function of the verdict"),
-    ("log", "write", "a DecisionLog"),
-)
+_LISTENERS = {
+    "monitor": ("add", "a DriftMonitor"),
+    "notify": ("__call__", "a function of the verdict"),
+    "log": ("write", "a DecisionLog"),
+}
+
+
+def require_listener(name: str, given: object) -> None:
+    """Refuse what cannot take decisions; None takes none.
+
+    Raises:
+        InputError: it is of another kind.
+    """
+    method, kind = _LISTENERS[name]
+    if given is not None and not callable(getattr(given, method, None)):
+        raise InputError(f"{name} must be {kind}, not a {type(given).__name__}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,10 +334,8 @@ class Terms(DeliveryOptions):
         require_valid(self)
         if not isinstance(self.abstain_message, str) and not callable(self.abstain_message):
             raise InputError("abstain_message is a text, or a function of the verdict")
-        for name, method, kind in _LISTENERS:
-            given = getattr(self, name)
-            if given is not None and not callable(getattr(given, method, None)):
-                raise InputError(f"{name} must be {kind}, not a {type(given).__name__}")
+        for name in _LISTENERS:
+            require_listener(name, getattr(self, name))
 
     @property
     def withholds(self) -> bool:

@@ -28,10 +28,10 @@ FORMS: Any = st.fixed_dictionaries({"indent": st.sampled_from([None, 2]), "ensur
 
 
 def leaves(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[tuple[str | int, ...], Any]]:
-    """Every value that is no object and no array."""
-    if isinstance(value, dict):
+    """Every value that holds no others."""
+    if isinstance(value, dict) and value:
         return [leaf for key, inner in value.items() for leaf in leaves(inner, (*path, key))]
-    if isinstance(value, list):
+    if isinstance(value, list) and value:
         return [leaf for place, inner in enumerate(value) for leaf in leaves(inner, (*path, place))]
     return [(path, value)]
 
@@ -45,6 +45,12 @@ def test_every_value_is_found_where_it_stands(value: Any, form: Any) -> None:
     for one in found:
         own = text[one.start : one.end]
         assert one.value == json.loads(f'"{own}"' if isinstance(one.value, str) and own != '""' else own)
+
+
+def test_the_names_before_a_value_are_known() -> None:
+    text = '{"a": {"b c": 1, "d": []}, "e": ["x", {"f": {"g": null}}]}'
+    found = [text[one.names : one.start] for one in fields_of(text)]
+    assert found == ['"a": {"b c": ', '"d": ', '"e": ["', '"f": {"g": ']
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"a"', '{"a": ', '{"a": 1', "[1,", '"a', "{'a': 1}", "[1 2]", "nul", "tru"])
@@ -84,24 +90,25 @@ CODECS = {kind: _trained(kind) for kind in ("bytes", "words", "greedy", "digits"
 
 
 @settings(max_examples=120, deadline=None)
-@given(value=VALUES, form=FORMS)
+@given(value=VALUES, form=FORMS, with_names=st.booleans())
 @pytest.mark.parametrize("kind", CODECS)
-def test_the_tokens_of_a_value_spell_it_and_its_end(kind: str, value: Any, form: Any) -> None:
+def test_the_tokens_of_a_value_spell_it_and_its_end(kind: str, value: Any, form: Any, with_names: bool) -> None:
     codec, text = CODECS[kind], json.dumps(value, **form)
     ids = codec.encode(text)
     if codec.decode(ids, special=True) != text:
         return  # a tokenizer that does not spell the text back; such an answer has no fields in practice either
     found, reached = fields_of(text), 0
-    ranges = token_ranges(ids, [(one.start, one.end) for one in found], codec)
+    starts = [one.names if with_names else one.start for one in found]
+    ranges = token_ranges(ids, [(start, one.end) for start, one in zip(starts, found, strict=True)], codec)
     assert len(ranges) == len(found)
-    for one, (begin, end) in zip(found, ranges, strict=True):
+    for one, start, (begin, end) in zip(found, starts, ranges, strict=True):
         assert reached <= begin <= end, "a token belongs to one value alone"
         spelled = codec.decode(ids[:end], special=True)
         assert len(spelled) > one.end or end == len(ids), "what ends it is known"
         shorter = codec.decode(ids[: end - 1], special=True).rstrip("\ufffd")
         assert begin == end or len(shorter) <= one.end, "and nothing more"
         before = codec.decode(ids[:begin], special=True).rstrip("\ufffd")
-        assert len(before) <= one.start or begin == reached, "all that spell it"
+        assert len(before) <= start or begin == reached, "all that spell it"
         reached = end
 
 

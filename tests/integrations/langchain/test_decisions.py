@@ -20,7 +20,7 @@ from langchain_core.tools import tool
 
 from langchain_semgrad_guard import CalibratedDecisions, calibrate_decisions
 from semgrad_guard import Calibration
-from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 
 RISKY = Noul(instructions="Is this call risky?")
 ROUTE = Choice(instructions="Which model?", criteria={"cheap": "Easy tasks.", "strong": "Hard tasks."})
@@ -117,8 +117,28 @@ def test_yes_may_be_the_safe_outcome() -> None:
 def test_what_cannot_be_promised_is_refused(question: Any, options: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         calibrate_decisions(Told(), question, labelled(), alpha=0.1, delta=0.1, **options)
-    with pytest.raises(InputError, match="holds no state"):
-        calibrate_decisions(Told(), RISKY, [], alpha=0.1, delta=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "words"),
+    [
+        ([], {}, "holds no state"),
+        (None, {}, "labelled is a list of pairs"),
+        ("ab", {}, "labelled is a list of pairs"),
+        ([1, 2], {}, "labelled holds pairs"),
+        (labelled(), {"model": "gpt"}, "decision model"),
+        (labelled(), {"tries": None}, "tries numbers"),
+        (labelled(), {"runs": 5}, "one entry per"),
+        (labelled(), {"runs": [1]}, "runs has 1 entries"),
+        (labelled(), {"runs": [[1]] * 200}, "Name each run"),
+        (labelled(), {"runs": [None] * 200}, "name each run"),
+        ([("state 0.1", "yes")], {}, "True or False"),
+    ],
+)
+def test_what_is_no_label_is_refused(given: Any, options: dict[str, Any], words: str) -> None:
+    how: dict[str, Any] = {"model": Told(), "question": RISKY, "alpha": 0.1, "delta": 0.1} | options
+    with pytest.raises((InputError, CalibrationError), match=words):
+        calibrate_decisions(how.pop("model"), how.pop("question"), given, **how)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +156,10 @@ def test_another_model_and_other_calibrations_are_refused(answers: Calibration) 
         CalibratedDecisions(decisions=Told(model="other"), decided=(rule(),))
     with pytest.raises(InputError, match="calibrate_decisions"):
         CalibratedDecisions(decisions=Told(), decided=(answers,))
+    with pytest.raises(InputError, match="two rules for one question"):
+        CalibratedDecisions(decisions=Told(), decided=(rule(), rule(tries=1)))
+    with pytest.raises(InputError, match="log must be"):
+        CalibratedDecisions(decisions=Told(), decided=(rule(),), log="log.db")
 
 
 @pytest.fixture

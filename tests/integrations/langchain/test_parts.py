@@ -17,9 +17,10 @@ from pydantic import BaseModel
 from langchain_semgrad_guard import GuardedChatModel, LowConfidenceError, UncertaintyRouterCallback
 from semgrad_guard import Calibration, Policy, Verdict
 from semgrad_guard.engine.fields import fields_of
+from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.estimators import GreedyNLL
 from semgrad_guard.guard import unscored
-from semgrad_guard.guard.parts import allows_null, calibrate_fields, scored_calls, without_values
+from semgrad_guard.guard.parts import allows_null, calibrate_fields, has_names, scored_calls, without_values
 from semgrad_guard.guard.verdicts import RecordedDraft, recording
 from semgrad_guard.records import FieldVerdict, PromptForm, ToolCall
 
@@ -125,6 +126,17 @@ def test_where_a_schema_allows_null(path: tuple[str | int, ...], allowed: bool) 
     assert allows_null(SCHEMA, path) is allowed
 
 
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [((), True), (("a",), True), (("e", 1), True), (("g", "zip"), True), (("g", "x"), False), (("z",), False),
+     (("z", 0), False), (("i", "x"), False)],
+)  # fmt: skip
+def test_where_a_schema_has_the_name(path: tuple[str | int, ...], named: bool) -> None:
+    assert has_names(SCHEMA, path) is named
+    for outer in ("anyOf", "oneOf", "allOf"):
+        assert has_names({outer: [{"type": "null"}, SCHEMA], "$defs": SCHEMA["$defs"]}, path) is named
+
+
 # Decisions about values.
 
 
@@ -202,6 +214,42 @@ def test_a_value_that_is_owed_withholds_the_answer(by_field: Calibration, doubts
     assert "X7" not in str(caught.value)
 
 
+class Ages(BaseModel):
+    name: str | None
+    ages: dict[str, int] | None
+    tags: list[str] | None = None
+
+
+@pytest.mark.parametrize("doubted", ["key", "value", "empty", "none"])
+def test_names_and_empty_values_are_judged(by_field: Calibration, doubted: str) -> None:
+    """A name that the schema does not have belongs to its value, and no null hides it: the answer is withheld whole."""
+    name, age, tags = ("Xo" if doubted == "key" else "Jo"), (-4 if doubted == "value" else 4), []
+    text = json.dumps({"name": "a7", "ages": {"Al": 1, name: age}, "tags": tags})
+    log = reported(text, "X" if doubted == "key" else "-" if doubted == "value" else "[" if doubted == "empty" else "~")
+    guard = extracting(by_field, AIMessage(text, response_metadata={"logprobs": log}))
+    if doubted in ("key", "value"):
+        with pytest.raises(LowConfidenceError) as caught:
+            guard.bind(response_format=form_of(Ages)).invoke("city 7")
+        assert "Xo" not in str(caught.value)
+        return
+    message = guard.bind(response_format=form_of(Ages)).invoke("city 7")
+    assert json.loads(message.text)["tags"] == (None if doubted == "empty" else [])
+    found = {one.path: one.action for one in verdict_of(message).fields}
+    assert found == {("name",): "deliver", ("ages", "Al"): "deliver", ("ages", "Jo"): "deliver",
+                     ("tags",): "null" if doubted == "empty" else "deliver"}  # fmt: skip
+
+
+@pytest.mark.parametrize("doubted", ["u", "~"])
+def test_a_null_that_the_model_wrote_is_judged_like_any_value(by_field: Calibration, doubted: str) -> None:
+    text = '{"name": "a7", "country": null}'
+    message = AIMessage(text, response_metadata={"logprobs": reported(text, doubted)})
+    log: Any = message.response_metadata["logprobs"]["content"]
+    for one in log[: len('{"name": "a7", "country":') // 2]:  # a doubt in the names is none in the value
+        one["logprob"] = -0.01
+    found = verdict_of(extracting(by_field, message).bind(response_format=form_of(Cities)).invoke("city 7"))
+    assert [one.action for one in found.fields] == ["deliver", "null" if doubted == "u" else "deliver"]
+
+
 def test_an_answer_without_values_is_unscored(by_field: Calibration) -> None:
     message = AIMessage("Hello.", response_metadata={"logprobs": reported("Hello.", "X")})
     found = extracting(by_field, message, abstain_message="NO").invoke("city 7")
@@ -273,6 +321,38 @@ def test_values_are_calibrated_in_any_text_around_them() -> None:
         )
         drafts.append((RecordedDraft(draft, form), {"name": "Xanten" if number < 28 else "Bonn"}))
     assert calibrate_fields(drafts, alpha=0.2, delta=0.1).n_wrong == 2
+
+
+RECORDED = RecordedDraft(
+    unscored('{"name": "Rome", "country": null}', reason="none").revised(
+        fields=(FieldVerdict(path=("name",), uncertainty=0.1),)
+    ),
+    PromptForm(text="Where?", tokens=2, roles=("user",), user_text="Where?"),
+)
+
+
+@pytest.mark.parametrize(
+    ("graded", "words"),
+    [
+        (None, "graded is a list of pairs"),
+        ([RECORDED], "graded holds pairs"),
+        ([("Rome", {"name": "Rome"})], "recorded draft"),
+        ([({"name": "Rome"}, RECORDED)], "recorded draft"),
+        ([(RECORDED, '{"name": "Rome"}')], "a dict, a list or a pydantic model"),
+        ([(RECORDED, True)], "a dict, a list or a pydantic model"),
+        ([(RECORDED, None)], "a dict, a list or a pydantic model"),
+        ([], "No draft has values"),
+    ],
+)
+def test_what_is_no_graded_draft_is_refused(graded: Any, words: str) -> None:
+    with pytest.raises((InputError, CalibrationError), match=words):
+        calibrate_fields(graded, alpha=0.2, delta=0.1)
+
+
+def test_a_right_object_may_be_of_a_pydantic_model() -> None:
+    rights = [City(name="Rome", country=None)] * 20 + [City(name="Bonn", country=None)]
+    made = calibrate_fields([(RECORDED, right) for right in rights], alpha=0.5, delta=0.1)
+    assert (made.n, made.n_wrong) == (21, 1)
 
 
 def test_a_text_around_withheld_values_does_not_go_out() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +16,9 @@ from llama_index.core.tools import FunctionTool, QueryEngineTool
 from llama_index.core.workflow import Context
 
 from llama_index_semgrad_guard import SemGradLLM, ToolGate, UncertaintyRouterCallback, calibrate_tool_calls
-from llama_index_semgrad_guard.tool_gate import TURN
 from semgrad_guard import Calibration, LanguageModel, Policy, ToolCall, calibrate
+from semgrad_guard.adapters.call_gate import TURN
+from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard.parts import calls_in_text
 from tests.integrations.gates import CLOCK, DOUBTFUL, SCENARIOS, SURE, Call, pay, verdict_on
@@ -143,6 +146,67 @@ async def test_a_call_is_judged_as_it_will_run(kind: str, rule: Calibration, wid
     assert ran.get() == []
 
 
+async def test_one_written_call_runs_once(rule: Calibration, wide: LanguageModel) -> None:
+    """However many ask for it at the same time, by tasks or by threads."""
+    done = list[str]()
+
+    async def slow(to: str) -> str:
+        """Pay, in a while."""
+        await asyncio.sleep(0.01)
+        done.append(to)
+        return "paid"
+
+    gate = ToolGate(rule)
+    (gated,) = gate.tools([FunctionTool.from_defaults(async_fn=slow, name="pay")])
+
+    async def often(to: str) -> str:
+        """Pay."""
+        found = await asyncio.gather(*(gated.acall(to=to) for _ in range(5)))
+        return str([one.is_error for one in found].count(False))
+
+    tools = [FunctionTool.from_defaults(async_fn=often, name="pay")]
+    with gate.turn():
+        events = await events_of(agent("function", wide, [[pay("Ann")]], tools))
+    assert (done, [output.content for output in results(events)]) == (["Ann"], ["1"])
+
+
+async def test_agents_that_write_the_same_call_at_once(rule: Calibration, wide: LanguageModel) -> None:
+    """One is in doubt, the other is not: its doubt counts, whichever runs first."""
+    gate = ToolGate(rule)
+    tools = gate.tools(TOOLS)
+    with gate.turn():
+        await asyncio.gather(
+            *(events_of(agent("function", wide, [[pay("Bob", doubt)]], tools)) for doubt in (DOUBTFUL, SURE))
+        )
+    assert ran.get() == []
+
+
+async def test_a_call_that_is_tried_again_is_one_row(rule: Calibration, wide: LanguageModel, tmp_path: Path) -> None:
+    tries = list[int]()
+
+    def flaky() -> str:
+        """Fail once."""
+        tries.append(1)
+        return str(1 // (len(tries) - 1))
+
+    with DecisionLog(tmp_path / "log.db") as log:
+        gate = ToolGate(rule, log=log)
+        (gated,) = gate.tools([FunctionTool.from_defaults(flaky, name="clock")])
+
+        async def twice() -> str:
+            """Try twice."""
+            with contextlib.suppress(ZeroDivisionError):
+                await gated.acall()
+            return str(await gated.acall())
+
+        with gate.turn():
+            await events_of(
+                agent("function", wide, [[CLOCK]], [FunctionTool.from_defaults(async_fn=twice, name="clock")])
+            )
+        assert len(tries) == 2
+        assert len(list(log.database.decisions())) == 1
+
+
 async def test_a_block_lasts_for_a_turn(rule: Calibration, wide: LanguageModel) -> None:
     gate = ToolGate(rule)
     made = agent("function", wide, [[pay("Bob", DOUBTFUL)], [pay("Bob")], [], [pay("Ann")]], gate.tools(TOOLS))
@@ -212,11 +276,11 @@ async def test_a_call_that_fails_may_run_again(rule: Calibration, wide: Language
     """As one that waits for a person does. Its error is no result, and opens no tool."""
     gate = ToolGate(rule)
     fails = FunctionTool.from_defaults(lambda: 1 // 0, name="clock")
-    messages = [[pay("Bob", DOUBTFUL)], [CLOCK], [CLOCK], [pay("Ann")]]
+    messages = [[pay("Bob", DOUBTFUL)], [CLOCK], [CLOCK], [("clock", {"at": 1}, DOUBTFUL)], [CLOCK]]
     with gate.turn():
         events = await events_of(agent("function", wide, messages, gate.tools([TOOLS[0], fails])))
     assert ran.get() == []
-    assert ["division" in output.content for output in results(events)] == [False, True, True, False]
+    assert ["division" in output.content for output in results(events)] == [False, True, True, False, False]
 
 
 async def test_what_does_not_belong_together_is_refused(rule: Calibration) -> None:
@@ -228,9 +292,29 @@ async def test_what_does_not_belong_together_is_refused(rule: Calibration) -> No
         TURN.get().note(other)  # type: ignore[union-attr]
         with pytest.raises(BindingMismatchError, match="estimator"):
             await tool.acall(to="Ann")
+    for wrong in ([tool], [tool.call, "pay"], None, TOOLS[0]):
+        with pytest.raises(InputError, match="tools is a list"):
+            ToolGate(rule).tools(wrong)  # type: ignore[arg-type]
     answers = calibrate([0.1], [True], alpha=0.5, delta=0.5)
     with pytest.raises(InputError, match="calibrate_tool_calls"):
         ToolGate(answers)
+
+
+@pytest.mark.parametrize("reused", [False, True])
+async def test_each_call_of_a_run_has_a_label_of_its_own(reused: bool, rule: Calibration, wide: LanguageModel) -> None:
+    events = await events_of(agent("function", wide, [[pay("Ann")], [pay("Bob")]], TOOLS))
+    for event in events:
+        for call in [event, *(getattr(event, "tool_calls", None) or [])] if reused else []:
+            if hasattr(call, "tool_id"):
+                call.tool_id = "call_0"
+    labels = {one.tool_id: True for one in events if isinstance(one, ToolCallResult)}
+    if reused:
+        with pytest.raises(InputError, match="two calls have the id"):
+            calibrate_tool_calls([(events, labels)], alpha=0.1, delta=0.1)
+    else:
+        made = calibrate_tool_calls([(events, labels)], alpha=0.1, delta=0.1)
+        assert made.sentences is not None
+        assert made.sentences.n == 2
 
 
 def test_a_models_own_scores_of_calls_in_words(llm: SemGradLLM) -> None:
