@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.deciding import Deciding
 from langchain_semgrad_guard.router import UncertaintyRouterCallback, only_asking
-from langchain_semgrad_guard.targets import chat_model_in, invoked, replying
+from langchain_semgrad_guard.targets import chat_model_in, invoked, replying, require_runnable
 from semgrad_guard import METADATA_KEY, Verdict
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
 from semgrad_guard.guard import Refusal, Reply, Steps, Work, answered, escalating, is_escalating, sealed
@@ -115,10 +115,12 @@ def guarded(
             own.
 
     Raises:
-        InputError: nothing can stand for what the chain returns: give `abstain`.
+        InputError: not a Runnable, or not a router; or nothing can stand for what the chain returns: give `abstain`.
         UnenforcedPolicyError: a model in it has another router, or none; where the chain does not show its models, when
             such a one is called.
     """
+    UncertaintyRouterCallback.require(router)
+    require_runnable(chain, "a guarded chain")
     for model in _models_in(chain):
         if not isinstance(model, Deciding) or (model.router is not False and model.router != router):
             raise UnenforcedPolicyError(

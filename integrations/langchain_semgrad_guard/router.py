@@ -98,7 +98,7 @@ class UncertaintyRouterCallback(Router, OnlyAsking):
     ) -> None:
         super().__init__(policy, escalate_to, on_unscored=on_unscored, trusted_tools=trusted_tools, **options)
         if escalate_to is not None:
-            require_runnable(escalate_to)
+            require_runnable(escalate_to, "escalate_to")
             following = getattr(chat_model_in(escalate_to), "router", None)
             if isinstance(following, Router):
                 require_sequel(policy, following.terms.policy)

@@ -128,16 +128,14 @@ def withheld_draft() -> AIMessage | None:
 # The form of a target.
 
 
-def require_runnable(target: object) -> None:
-    """Return if it is a Runnable.
+def require_runnable(given: object, role: str) -> None:
+    """Return if it is a Runnable; its `role` is for the error.
 
     Raises:
         InputError: it is none.
     """
-    if not isinstance(target, Runnable):
-        raise InputError(
-            f"escalate_to must be a Runnable, not a {type(target).__name__}; wrap a function in RunnableLambda"
-        )
+    if not isinstance(given, Runnable):
+        raise InputError(f"{role} must be a Runnable, not a {type(given).__name__}; wrap a function in RunnableLambda")
 
 
 def _takes_state(runnable: Runnable[Any, Any]) -> bool:

@@ -103,7 +103,7 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
     """An `UncertaintyRouterCallback`; None: answers are scored, and nothing is decided; False: a helper (it condenses,
     plans, writes titles), whose answers are neither scored nor counted in a question."""
 
-    context_window: int | None = None
+    context_window: int | None = Field(default=None, gt=0)
     """The window that LlamaIndex packs prompts for; default: the model's own, but at least 1024."""
 
     logprobs: bool = False
