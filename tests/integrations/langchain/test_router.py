@@ -114,6 +114,7 @@ def test_modes(route: Route) -> None:
         (lambda: ChatSemGrad(estimator=5), "5 is no estimator"),
         (lambda: guarded(RunnableLambda(_elsewhere), POLICY), "router is UncertaintyRouterCallback"),
         (lambda: guarded(_elsewhere, router()), "must be a Runnable"),
+        (lambda: guarded(RunnableLambda(_elsewhere), router(), abstain="No."), "abstain is a function"),
         (lambda: asking(POLICY).__enter__(), "router is Router"),
         (lambda: UncertaintyMiddleware(None), "router is UncertaintyRouterCallback"),
         (lambda: GuardedChatModel(Scripted(), router(), carry=("nowhere:x",)), "no such variable"),
