@@ -85,7 +85,9 @@ def decided_of(response: Any) -> Verdict | None:
     for name in ("metadata", "raw"):
         place: Any = getattr(response, name, None)
         if isinstance(place, Mapping) and METADATA_KEY in place:
-            return verdict_of_record(place[METADATA_KEY], text_of(response))
+            message = getattr(response, "message", getattr(response, "response", None))  # the latter of an agent
+            calls = _calls(message, 1) if isinstance(message, ChatMessage) else ()
+            return verdict_of_record(place[METADATA_KEY], text_of(response), calls)
     return None
 
 
