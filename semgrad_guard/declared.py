@@ -6,7 +6,8 @@ Importing this loads neither torch nor transformers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from numbers import Real
@@ -228,6 +229,19 @@ def first_fault(error: ValidationError, *, place: bool = True) -> str:
     fault = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(map(str, fault["loc"])) if place else ""
     return f"{where + ': ' if where else ''}{fault['msg'].removeprefix('Value error, ')}"
+
+
+@contextmanager
+def naming_faults() -> Generator[None]:
+    """A block in which a value that pydantic refuses is an error of ours, as in every other place.
+
+    Raises:
+        InputError: there is one.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        raise InputError(first_fault(error)) from error
 
 
 def _parts(annotation: Any) -> tuple[Any, tuple[Any, ...]]:

@@ -12,18 +12,18 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import patch_config
-from langchain_core.utils.json_schema import dereference_refs
 from pydantic import BaseModel
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.deciding import Deciding
 from langchain_semgrad_guard.router import UncertaintyRouterCallback, only_asking
-from langchain_semgrad_guard.targets import chat_model_in, invoked, replying
+from langchain_semgrad_guard.targets import chat_model_in, fields_of, invoked, replying, require_runnable
 from semgrad_guard import METADATA_KEY, Verdict
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
 from semgrad_guard.guard.flow import Reply, answered
 from semgrad_guard.guard.question import is_escalating
 from semgrad_guard.guard.timing import Steps, Work, sealed
+from semgrad_guard.guard.verdicts import is_withheld
 
 Abstention = Callable[[Any, Verdict], Any]
 """What stands for a withheld result, given the chain's input and the verdict, whose text is the abstain message."""
@@ -89,7 +89,7 @@ class Guarded(Runnable[Any, Any]):
 
         outcome = yield from answered(router, Work.of(run), lambda found: Work.at_once(lambda: _text_of(found)), ask)
         verdict, result = outcome.verdict, outcome.answer
-        if result is None:
+        if result is None and is_withheld(verdict):
             return self.abstain(given, verdict)
         keep_draft = router.terms.keep_draft
         return convert.decided(result, verdict, keep_draft=keep_draft) if isinstance(result, AIMessage) else result
@@ -115,10 +115,14 @@ def guarded(
             own.
 
     Raises:
-        InputError: nothing can stand for what the chain returns: give `abstain`.
+        InputError: not a Runnable, or not a router; or nothing can stand for what the chain returns: give `abstain`.
         UnenforcedPolicyError: a model in it has another router, or none; where the chain does not show its models, when
             such a one is called.
     """
+    UncertaintyRouterCallback.require(router)
+    require_runnable(chain, "a guarded chain")
+    if not (abstain is None or callable(abstain)):
+        raise InputError("abstain is a function of the chain's input and the verdict")
     for model in _models_in(chain):
         if not isinstance(model, Deciding) or (model.router is not False and model.router != router):
             raise UnenforcedPolicyError(
@@ -147,7 +151,13 @@ def _outside(config: RunnableConfig) -> RunnableConfig:
 
 
 def _reply(result: Any) -> Reply[Any]:
-    """A target's answer in the chain's form."""
+    """A target's answer in the chain's form.
+
+    Raises:
+        InputError: there is none.
+    """
+    if result is None:
+        raise InputError("the escalation target returned nothing; it answers in the form of the chain")
     recorded = convert.stage_verdict(result) if isinstance(result, AIMessage) else None
     return Reply(_text_of(result) if recorded is None else recorded, result)
 
@@ -170,7 +180,7 @@ def _abstention(chain: Runnable[Any, Any]) -> Abstention:
     if chat_model_in(chain) is not None or "BaseMessage" in repr(output) or "AIMessage" in repr(output):
         return _a_message
     is_object = isinstance(output, type) and issubclass(output, BaseModel)
-    known: Any = () if is_object else dereference_refs(chain.get_output_jsonschema()).get("properties", ())
+    known = () if is_object else fields_of(chain, "output")
     if names := [name for name in _FIELDS if name in known]:
         return partial(_a_mapping, names)
     raise InputError(

@@ -319,7 +319,9 @@ class _Shown:
     def piece(self, piece: Any) -> AIMessageChunk:
         """A piece as a chunk: a text, a thought, a sentence that is let through, or a served model's own chunk."""
         if isinstance(piece, AIMessageChunk):
-            self._passed, message = True, piece.model_copy(update={"chunk_position": None})
+            metadata = {name: held for name, held in piece.response_metadata.items() if name != METADATA_KEY}
+            changes = {"chunk_position": None, "response_metadata": metadata}  # the record is this guard's own
+            self._passed, message = True, piece.model_copy(update=changes)
             if isinstance(message.content, str) and message.content:  # text that may turn out to be reasoning waits
                 message = message.model_copy(update={"content": self._held.add(message.content)})
         elif isinstance(piece, ThoughtPiece):

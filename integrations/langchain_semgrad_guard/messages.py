@@ -89,8 +89,10 @@ def stage_verdict(message: BaseMessage) -> Verdict | None:
         InputError: there is a record, but of another schema, or damaged.
     """
     record: Any = message.response_metadata.get(METADATA_KEY)
-    whole = not isinstance(message, AIMessageChunk)
-    return None if record is None else verdict_of_record(record, message_text(message), whole=whole)
+    if record is None:
+        return None
+    calls = calls_of(message) if isinstance(message, AIMessage) else ()
+    return verdict_of_record(record, message_text(message), calls, whole=not isinstance(message, AIMessageChunk))
 
 
 def reasoning(message: AIMessage) -> str | None:

@@ -30,11 +30,14 @@ class UncertaintyMiddleware(AgentMiddleware[Any, Any, Any]):
     Args:
         router: the rules.
         **options: others of `GuardedChatModel` (`scorer`, `estimator`, `by`, `on_doubt`, `carry`, `timeout`).
+
+    Raises:
+        InputError: it is no router.
     """
 
     def __init__(self, router: UncertaintyRouterCallback, **options: Any) -> None:
         super().__init__()
-        self.router, self._options = router, options
+        self.router, self._options = UncertaintyRouterCallback.require(router), options
 
     def wrap_model_call(self, request: Request, handler: Callable[[Request], Response]) -> Response:
         """Call the guarded model."""

@@ -16,9 +16,9 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import Runnable
 from langchain_core.tracers.context import register_configure_hook
 
-from langchain_semgrad_guard.targets import chat_model_in, wants_state
+from langchain_semgrad_guard.targets import chat_model_in, require_runnable, wants_state
 from semgrad_guard import Policy
-from semgrad_guard.errors import InputError, UnenforcedPolicyError
+from semgrad_guard.errors import UnenforcedPolicyError
 from semgrad_guard.guard.promise import require_sequel
 from semgrad_guard.guard.question import Question, Router, RouterOptions
 from semgrad_guard.guard.question import asking as asking_question
@@ -100,11 +100,7 @@ class UncertaintyRouterCallback(Router, OnlyAsking):
     ) -> None:
         super().__init__(policy, escalate_to, on_unscored=on_unscored, trusted_tools=trusted_tools, **options)
         if escalate_to is not None:
-            if not isinstance(escalate_to, Runnable):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
-                raise InputError(
-                    f"escalate_to must be a Runnable, not a {type(escalate_to).__name__}; wrap a function in "
-                    "RunnableLambda"
-                )
+            require_runnable(escalate_to, "escalate_to")
             following = getattr(chat_model_in(escalate_to), "router", None)
             if isinstance(following, Router):
                 require_sequel(policy, following.terms.policy)

@@ -19,7 +19,7 @@ from typing import Annotated, Any, cast
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, message_chunk_to_message
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableBinding
 from langsmith.run_helpers import tracing_context  # pyright: ignore[reportUnknownVariableType]
 from pydantic import BaseModel, BeforeValidator, SkipValidation, field_validator
 
@@ -30,6 +30,7 @@ from langchain_semgrad_guard.structured_output import Method, structured_by
 from langchain_semgrad_guard.targets import layers
 from semgrad_guard import Estimator, LanguageModel, Policy, estimator_of
 from semgrad_guard.adapters.calls import UNREAD_CALLS, AnswerForm, served_options, tells_reasoning
+from semgrad_guard.declared import naming_faults
 from semgrad_guard.errors import AnswerFailedError, InputError
 from semgrad_guard.guard.answering import Answerer
 from semgrad_guard.guard.calibrated_estimator import as_estimator
@@ -76,8 +77,8 @@ class GuardedChatModel(Deciding):
     carry: tuple[str, ...] = ()
 
     def __init__(self, model: Any = None, router: Any = None, /, **fields: Any) -> None:
-        given = {"model": model, "router": router}
-        super().__init__(**{name: value for name, value in given.items() if value is not None}, **fields)
+        with naming_faults():
+            super().__init__(**{"model": model, "router": router, **fields})
         self._scoring(self.router.policy if self.router else None)
         _carried(self.carry)
 
@@ -217,11 +218,16 @@ def unbound(model: Any) -> tuple[BaseChatModel, dict[str, Any]]:
     """A served chat model, and the options that are bound to it.
 
     Raises:
-        InputError: it is something else, it scores its own answers, or it has listeners.
+        InputError: it is something else, it scores its own answers, it has listeners, or more than options are bound.
     """
     *bindings, found = layers(model)
     options = dict[str, Any]()
     for binding in bindings:
+        if not isinstance(binding, RunnableBinding):
+            raise InputError(
+                f"a {type(binding).__name__} inside a guard would do nothing; put it around the guard: "
+                "GuardedChatModel(model, router).with_retry()"
+            )
         _require_unheard(binding.config.get("callbacks") or binding.config_factories)
         options = {**binding.kwargs, **options}
     if isinstance(found, Deciding):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.utils.json_schema import dereference_refs
 
 from langchain_semgrad_guard import messages as convert
 from semgrad_guard.errors import InputError
@@ -117,15 +118,29 @@ def withheld_draft() -> AIMessage | None:
 # The form of a target.
 
 
+def require_runnable(given: object, role: str) -> None:
+    """Return if it is a Runnable; its `role` is for the error.
+
+    Raises:
+        InputError: it is none.
+    """
+    if not isinstance(given, Runnable):
+        raise InputError(f"{role} must be a Runnable, not a {type(given).__name__}; wrap a function in RunnableLambda")
+
+
 def wants_state(runnable: Runnable[Any, Any]) -> bool:
     """Whether a Runnable wants `{"messages": [...]}` in place of the messages themselves."""
-    if chat_model_in(runnable) is not None:
-        return False
+    return chat_model_in(runnable) is None and "messages" in fields_of(runnable, "input")
+
+
+def fields_of(runnable: Runnable[Any, Any], side: Literal["input", "output"]) -> Collection[str]:
+    """The names in the mapping that a Runnable takes or returns; none where it is no mapping, or not known."""
     try:
-        schema = runnable.get_input_jsonschema()
+        schema = dereference_refs(getattr(runnable, f"get_{side}_jsonschema")())
     except Exception:  # noqa: BLE001 - schemas are a courtesy: LangChain raises many kinds of errors where there is none
-        return False
-    return schema.get("type") == "object" and "messages" in schema.get("properties", ())
+        state = getattr(getattr(runnable, "builder", None), f"{side}_schema", None)  # of a graph, such as a TypedDict
+        return getattr(state, "__annotations__", ())
+    return schema.get("properties", ())
 
 
 def layers(runnable: Any) -> list[Any]:

@@ -9,6 +9,7 @@ from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.base.response.schema import PydanticResponse, Response
 from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine
+from llama_index.core.memory import BaseMemory
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import QueryBundle
 
@@ -43,10 +44,11 @@ def guarded(engine: Any, router: UncertaintyRouterCallback, *, memory: Any = Non
         memory: a chat engine's, which gets question and abstention; default: the engine's own.
 
     Raises:
-        InputError: not an engine, or not a router.
+        InputError: not an engine, not a router, or not a memory of a chat engine.
     """
-    if not isinstance(router, UncertaintyRouterCallback):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no checker
-        raise InputError(f"router is an UncertaintyRouterCallback(policy), not a {type(router).__name__}")
+    UncertaintyRouterCallback.require(router)
+    if memory is not None and not (isinstance(engine, BaseChatEngine) and isinstance(memory, BaseMemory)):
+        raise InputError(f"memory is that of a chat engine, not a {type(memory).__name__} of a {type(engine).__name__}")
     if isinstance(engine, BaseChatEngine):
         return GuardedChatEngine(engine, router, memory)
     if isinstance(engine, BaseQueryEngine):

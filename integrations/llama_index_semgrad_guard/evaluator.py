@@ -21,7 +21,7 @@ from llama_index_semgrad_guard.records import get_verdict, text_of
 from semgrad_guard import METADATA_KEY, Policy, Verdict
 from semgrad_guard.errors import EmptyResponseError, InputError
 from semgrad_guard.guard.decision import settle
-from semgrad_guard.guard.policy import Terms
+from semgrad_guard.guard.policy import Terms, require_policy
 from semgrad_guard.guard.timing import off_loop
 from semgrad_guard.guard.verdicts import undecided, unscored
 from semgrad_guard.records import digest_of
@@ -45,7 +45,7 @@ class UncertaintyEvaluator(BaseEvaluator):
     def __init__(self, llm: SemGradLLM, policy: Policy, *, text_qa_template: BasePromptTemplate | None = None) -> None:
         if not isinstance(llm, SemGradLLM):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no checker
             raise InputError(f"a {type(llm).__name__} scores nothing; pass a SemGradLLM on the weights that answered")
-        self._llm, self._policy = llm, policy
+        self._llm, self._policy = llm, require_policy(policy)
         self._template = text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL
 
     def _get_prompts(self) -> PromptDictType:

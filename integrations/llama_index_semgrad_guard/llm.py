@@ -19,7 +19,7 @@ from llama_index.core.base.llms.types import (
     LogProb,
 )
 from llama_index.core.llms import callbacks
-from pydantic import Field, SkipValidation, field_validator
+from pydantic import Field, SkipValidation, field_serializer, field_validator
 
 from llama_index_semgrad_guard.events import report, reporting
 from llama_index_semgrad_guard.records import (
@@ -94,11 +94,11 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
     is a model that calls functions: a `FunctionAgent` and LlamaIndex's structured outputs use these.
     """
 
-    router: Annotated[Any, SkipValidation] = Field(default=None, exclude=True)
+    router: Annotated[Any, SkipValidation] = None
     """An `UncertaintyRouterCallback`; None: answers are scored, and nothing is decided; False: a helper (it condenses,
     plans, writes titles), whose answers are neither scored nor counted in a question."""
 
-    context_window: int | None = None
+    context_window: int | None = Field(default=None, gt=0)
     """The window that LlamaIndex packs prompts for; default: the model's own, but at least 1024."""
 
     logprobs: bool = False
@@ -134,6 +134,11 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
     @classmethod
     def _a_router(cls, value: Any) -> Any:
         return UncertaintyRouterCallback.read(value)
+
+    @field_serializer("router")
+    def _in_a_dictionary(self, router: Any) -> Any:
+        """By its name, which `from_dict` refuses: nobody loses a router unawares."""
+        return f"<{type(router).__name__}>" if router else router
 
     @classmethod
     def class_name(cls) -> str:

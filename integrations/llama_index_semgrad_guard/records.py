@@ -85,7 +85,9 @@ def decided_of(response: Any) -> Verdict | None:
     for name in ("metadata", "raw"):
         place: Any = getattr(response, name, None)
         if isinstance(place, Mapping) and METADATA_KEY in place:
-            return verdict_of_record(place[METADATA_KEY], text_of(response))
+            message = getattr(response, "message", getattr(response, "response", None))  # the latter of an agent
+            calls = _calls(message, 1) if isinstance(message, ChatMessage) else ()
+            return verdict_of_record(place[METADATA_KEY], text_of(response), calls)
     return None
 
 
@@ -224,21 +226,37 @@ class ToolCallingLLM(FunctionCallingLLM):
         described = [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
         return {"messages": messages, **({"tools": described, "tool_choice": choice} if tools else {}), **kwargs}
 
-    def stream_structured_predict(
+    def structured_predict(
         self, output_cls: Any, prompt: Any, llm_kwargs: dict[str, Any] | None = None, **prompt_args: Any
     ) -> Any:
         """As LlamaIndex's, which leaves the model free to answer without the structure."""
-        return super().stream_structured_predict(output_cls, prompt, self._structured(llm_kwargs), **prompt_args)
+        return super().structured_predict(output_cls, prompt, self._owing(output_cls, llm_kwargs), **prompt_args)
+
+    async def astructured_predict(
+        self, output_cls: Any, prompt: Any, llm_kwargs: dict[str, Any] | None = None, **prompt_args: Any
+    ) -> Any:
+        """As `structured_predict`, on the event loop."""
+        return await super().astructured_predict(output_cls, prompt, self._owing(output_cls, llm_kwargs), **prompt_args)
+
+    def stream_structured_predict(
+        self, output_cls: Any, prompt: Any, llm_kwargs: dict[str, Any] | None = None, **prompt_args: Any
+    ) -> Any:
+        """As `structured_predict`, in partial objects."""
+        return super().stream_structured_predict(output_cls, prompt, self._owing(output_cls, llm_kwargs), **prompt_args)
 
     async def astream_structured_predict(
         self, output_cls: Any, prompt: Any, llm_kwargs: dict[str, Any] | None = None, **prompt_args: Any
     ) -> Any:
         """As `stream_structured_predict`, on the event loop."""
-        return await super().astream_structured_predict(output_cls, prompt, self._structured(llm_kwargs), **prompt_args)
+        options = self._owing(output_cls, llm_kwargs)
+        return await super().astream_structured_predict(output_cls, prompt, options, **prompt_args)
 
-    def _structured(self, options: dict[str, Any] | None) -> dict[str, Any]:
-        forced = {_REQUIRED: True} if self.metadata.is_function_calling_model else {}
-        return {**forced, **(options or {})}
+    def _owing(self, output_cls: Any, options: dict[str, Any] | None) -> dict[str, Any]:
+        """The options of a call whose answer owes a structure: as a call of a tool or, without tools, as JSON."""
+        if self.metadata.is_function_calling_model:
+            return {_REQUIRED: True, **(options or {})}
+        schema = {"name": output_cls.__name__, "schema": output_cls.model_json_schema()}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}, **(options or {})}
 
     def _validate_chat_with_tools_response(
         self, response: ChatResponse, tools: Sequence[BaseTool], allow_parallel_tool_calls: bool = False, **kwargs: Any

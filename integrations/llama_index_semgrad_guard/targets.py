@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import Any, Unpack
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.llms.types import ChatResponse, CompletionResponse, MessageRole
@@ -12,12 +13,13 @@ from llama_index.core.llms.llm import LLM
 from llama_index.core.workflow import Context, HumanResponseEvent, InputRequiredEvent
 
 from llama_index_semgrad_guard.records import Prompt, decided_of, fields_of, text_of
-from semgrad_guard import Verdict
+from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard.flow import Reply
-from semgrad_guard.guard.question import Router
+from semgrad_guard.guard.question import Router, RouterOptions
 from semgrad_guard.guard.timing import Steps, Work, off_loop
 from semgrad_guard.guard.verdicts import external
+from semgrad_guard.settings import OnUnscored
 
 
 class UncertaintyRouterCallback(Router):
@@ -27,8 +29,27 @@ class UncertaintyRouterCallback(Router):
         llm = SemGradLLM(model="pocket", router=router)
 
     `escalate_to` is an engine, an LLM or a function. It gets what the LLM was asked, a text or messages; an engine gets
-    the user's last message. For a `guarded` engine it answers the engine's question.
+    the user's last message. For a `guarded` engine it answers the engine's question. Other arguments: as in
+    `Router`.
+
+    Raises:
+        InputError: an argument is not as described.
     """
+
+    def __init__(
+        self,
+        policy: Policy,
+        escalate_to: Any = None,
+        *,
+        on_unscored: OnUnscored | None = None,
+        trusted_tools: Collection[str] = (),
+        **options: Unpack[RouterOptions],
+    ) -> None:
+        is_known = isinstance(escalate_to, LLM | BaseQueryEngine | BaseChatEngine)
+        is_function = callable(escalate_to) and not isinstance(escalate_to, type)
+        if not (escalate_to is None or is_known or is_function):
+            raise InputError(f"escalate_to is an engine, an LLM or a function of the question, not {escalate_to!r:.60}")
+        super().__init__(policy, escalate_to, on_unscored=on_unscored, trusted_tools=trusted_tools, **options)
 
 
 _RESPONSES = (Response, AgentChatResponse, ChatResponse, CompletionResponse)

@@ -24,7 +24,7 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.parts import Structure
 from semgrad_guard.guard.verdicts import unscored
-from semgrad_guard.records import METADATA_KEY, SCHEMA, Message, Verdict, digest_of
+from semgrad_guard.records import METADATA_KEY, SCHEMA, Message, ToolCall, Verdict, digest_of
 
 FORM_OPTIONS = frozenset(FORM_FIELDS)
 """The options of a call for its answer's form."""
@@ -159,11 +159,12 @@ def _held(client: Any) -> dict[str, Any]:
     return {name: value for name, value in held if value is not None and not callable(value)}
 
 
-def verdict_of_record(record: Any, text: str, *, whole: bool = True) -> Verdict:
+def verdict_of_record(record: Any, text: str, calls: Sequence[ToolCall] = (), *, whole: bool = True) -> Verdict:
     """The verdict that `Verdict.metadata()` was made from; `text` is the delivered text, which the record leaves out.
 
-    A record that was made for another text does not count: the answer is then unscored. Where `whole` is
-    False, the text is a piece of a stream, whose last one carries the record of all of it.
+    A record that was made for another text does not count: the answer is then unscored. One that was made for other
+    `calls` promises nothing. Where `whole` is False, they are those of a piece of a stream, whose last one carries the
+    record of all of it.
 
     Raises:
         InputError: it is of another schema, or damaged.
@@ -174,8 +175,11 @@ def verdict_of_record(record: Any, text: str, *, whole: bool = True) -> Verdict:
         raise InputError(
             f"the {METADATA_KEY!r} metadata cannot be read ({error}); was it written by another version?"
         ) from error
-    if not whole or record.get("digest", digest_of(text)) == digest_of(text):
+    if not whole:
         return verdict
+    if record.get("digest", digest_of(text)) == digest_of(text):
+        own = sorted(call.digest for call in verdict.delivered.calls)
+        return verdict if own == sorted(call.digest for call in calls) else verdict.revised(promised=False)
     return unscored(text, reason="the record that came with it was made for another text", model=verdict.details.model)
 
 

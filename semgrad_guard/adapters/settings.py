@@ -21,14 +21,12 @@ from pydantic import (
     Field,
     PrivateAttr,
     SkipValidation,
-    ValidationError,
     ValidationInfo,
-    ValidatorFunctionWrapHandler,
     field_validator,
 )
 
 from semgrad_guard.adapters.calls import AnswerForm
-from semgrad_guard.declared import declared_options, first_fault
+from semgrad_guard.declared import declared_options, naming_faults
 from semgrad_guard.declared import require_known as require_known
 from semgrad_guard.engine.answers.answer import Evidence, Generation
 from semgrad_guard.engine.answers.options import GenerationOptions
@@ -139,7 +137,8 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
         known = type(self).model_fields
         aliases = [field.alias for field in known.values() if field.alias is not None]
         require_known(type(self).__name__, fields, [*known, *aliases])
-        super().__init__(**fields)
+        with naming_faults():
+            super().__init__(**fields)
         _ = self.by_sentence
         self._writing({})
 
@@ -160,15 +159,6 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
     @classmethod
     def _default(cls, value: Any, info: ValidationInfo) -> Any:
         return getattr(AnswerOptions, str(info.field_name)) if value is None else value
-
-    @field_validator("model", *DECODING, "timeout", mode="wrap", check_fields=False)
-    @classmethod
-    def _bounded(cls, value: Any, read: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-        """A value out of its range is an error of ours, as in every other place."""
-        try:
-            return read(value)
-        except ValidationError as error:
-            raise InputError(f"{info.field_name}: {first_fault(error, place=False)}") from error
 
     @property
     def language_model(self) -> LanguageModel:

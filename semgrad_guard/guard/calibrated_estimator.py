@@ -53,12 +53,14 @@ def as_estimator(given: Estimator | str) -> Estimator:
     """An estimator as it is, or by its name.
 
     Raises:
-        InputError: there is none of that name, it is a class, or it needs to be fitted first.
+        InputError: there is none of that name, it is none, it is a class, or it needs to be fitted first.
     """
     if isinstance(given, type):
         raise InputError(f"{given.__name__} is a class: pass an object, {given.__name__}(), or its name")
     if isinstance(given, str):
         given = named_estimator(given)
+    if not hasattr(given, "objective"):
+        raise InputError(f"{given!r:.60} is no estimator; give one's name, or an object such as HybridGrad()")
     if isinstance(given, FusedStates) and given.weights is None:
         raise InputError(
             f"{given.title} learns from graded answers first: calibrate with estimator={given.name!r}, and give a "

@@ -93,6 +93,17 @@ class Router:
             return given
         raise InputError(f"router is {cls.__name__}(policy, ...), or False for a helper, not {given!r:.60}")
 
+    @classmethod
+    def require(cls, given: Any) -> Self:
+        """The router itself; callers may have no type checker.
+
+        Raises:
+            InputError: it is something else.
+        """
+        if not isinstance(given, cls):
+            raise InputError(f"router is {cls.__name__}(policy, ...), not {given!r:.60}")
+        return given
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Router) and other._key == self._key
 
@@ -269,7 +280,11 @@ def asking(router: Router) -> Generator[Question]:
         with asking(router) as question:
             answer = await agent.run("Who built it?")
         text = str(answer) if question.refused is None else "I don't know."
+
+    Raises:
+        InputError: it is no router.
     """
+    Router.require(router)
     around = _question.get()
     if around is not None and (known := around.outward(router)) is not None:
         yield known

@@ -18,9 +18,12 @@ from langchain_core.messages import (
 
 from langchain_semgrad_guard import get_verdict
 from langchain_semgrad_guard.messages import as_chunk, as_message, to_conversation
-from semgrad_guard import Message
+from semgrad_guard import Message, ToolCall, Verdict
 from semgrad_guard.adapters.calls import short_id
 from semgrad_guard.errors import InputError
+from semgrad_guard.records import CallVerdict
+
+CALL: Any = {"name": "pay", "args": {"sum": 1}, "id": "1"}
 
 
 def test_roles_and_text_blocks() -> None:
@@ -92,6 +95,28 @@ def test_a_message_without_a_record_has_no_verdict() -> None:
 def test_a_damaged_record_is_an_error(record: Any) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         get_verdict(AIMessage("x", response_metadata={"semgrad_guard": record}))
+
+
+@pytest.mark.parametrize("changed", [[], [{"name": "pay", "args": {"sum": 9}, "id": "1"}], [CALL, CALL]])
+def test_a_promise_is_one_about_the_calls_as_they_were_written(changed: list[Any]) -> None:
+    """A record is not believed to promise calls that another has changed, added or left out."""
+    own = ToolCall(CALL["name"], CALL["args"])
+    verdict = Verdict.of(
+        status="scored",
+        action="answer",
+        text="Paid.",
+        uncertainty=0.1,
+        threshold=0.2,
+        promised=True,
+        estimator="gnll",
+        model="m",
+        calls=(CallVerdict(digest=own.digest),),
+    )
+    record = {"semgrad_guard": verdict.metadata()}
+    for calls, promised in (([CALL], True), (changed, False)):
+        read = get_verdict(AIMessage("Paid.", tool_calls=calls, response_metadata=record))
+        assert read is not None
+        assert read.promised is promised
 
 
 def test_a_message_as_a_chunk_keeps_everything() -> None:

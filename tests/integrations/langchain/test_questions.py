@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
+import typing
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from langchain.agents import create_agent
@@ -21,6 +22,7 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphRecursionError
 from langgraph.graph import START, StateGraph
+from langgraph.graph.message import add_messages
 from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
@@ -105,6 +107,41 @@ def test_another_form_needs_words_of_its_own() -> None:
     chain = guarded(count, rules, abstain=lambda given, verdict: (given, verdict.action, verdict.text))
     assert chain.invoke(CANARY) == (CANARY, "abstain", WITHHELD)
     assert chain.invoke(SURE) == len(f"You said: {SURE}")
+
+
+class State(typing.TypedDict):
+    """One of which pydantic makes no schema before Python 3.12."""
+
+    messages: Annotated[list[Any], add_messages]
+
+
+def test_a_graph_whose_state_has_no_schema() -> None:
+    """Guarded, and as a target."""
+
+    def graph(rules: Any, script: Any) -> Any:
+        own = GuardedChatModel(Scripted(script=script), rules)
+        node = RunnableLambda(lambda state: {"messages": [own.invoke(state["messages"])]})
+        return StateGraph(State).add_node("answer", node).add_edge(START, "answer").compile()
+
+    given, rules = {"messages": [HumanMessage(CANARY)]}, router()
+    assert guarded(graph(rules, echo), rules).invoke(given)["messages"][-1].text == WITHHELD
+    assert model(router(graph(False, SURE))).invoke(CANARY).text == SURE
+
+
+def test_a_steps_schema_that_fails() -> None:
+    rules = router()
+    picked = RunnablePassthrough.assign(answer=PROMPT | model(rules) | StrOutputParser()).pick("answer")
+    with pytest.raises(InputError, match="give abstain="):
+        guarded(picked, rules)
+
+
+def test_nothing_is_no_text() -> None:
+    """Neither of a chain nor of its target."""
+    rules = router(RunnableLambda(lambda _: None))
+    silent = guarded(model(rules) | RunnableLambda(lambda _: None), rules, abstain=lambda _, verdict: verdict.text)
+    assert silent.invoke(SURE) is None
+    with pytest.raises(InputError, match="returned nothing"):
+        silent.invoke(CANARY)
 
 
 def test_the_first_refused_call_ends_all() -> None:

@@ -13,7 +13,15 @@ from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.config import set_config_context
 
-from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, LowConfidenceError, UncertaintyRouterCallback
+from langchain_semgrad_guard import (
+    ChatSemGrad,
+    GuardedChatModel,
+    LowConfidenceError,
+    UncertaintyMiddleware,
+    UncertaintyRouterCallback,
+    asking,
+    guarded,
+)
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
 
@@ -97,6 +105,18 @@ def test_modes(route: Route) -> None:
         (lambda: GuardedChatModel(Scripted(callbacks=[router()]), router()), "listeners"),
         (lambda: GuardedChatModel(Scripted().with_config(callbacks=[router()]), router()), "listeners"),
         (lambda: GuardedChatModel(Scripted().with_listeners(on_end=print), router()), "listeners"),
+        (lambda: GuardedChatModel(Scripted().with_retry(), router()), "put it around the guard"),
+        (lambda: GuardedChatModel(None, router()), "takes a chat model"),
+        (lambda: GuardedChatModel(Scripted(), router(), by="word"), "by: "),
+        (lambda: GuardedChatModel(Scripted(), router(), estimator=5), "5 is no estimator"),
+        (lambda: ChatSemGrad(by="word"), "by: "),
+        (lambda: ChatSemGrad(top_logprobs=21), "top_logprobs: "),
+        (lambda: ChatSemGrad(estimator=5), "5 is no estimator"),
+        (lambda: guarded(RunnableLambda(_elsewhere), POLICY), "router is UncertaintyRouterCallback"),
+        (lambda: guarded(_elsewhere, router()), "must be a Runnable"),
+        (lambda: guarded(RunnableLambda(_elsewhere), router(), abstain="No."), "abstain is a function"),
+        (lambda: asking(POLICY).__enter__(), "router is Router"),
+        (lambda: UncertaintyMiddleware(None), "router is UncertaintyRouterCallback"),
         (lambda: GuardedChatModel(Scripted(), router(), carry=("nowhere:x",)), "no such variable"),
         (lambda: GuardedChatModel(Scripted(), router(), carry=("os:sep",)), "not a context variable"),
     ],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import reduce
+from operator import add
 from typing import Any
 
 import pytest
@@ -109,6 +111,14 @@ def test_annotating_alters_no_token(way: str, chat: ChatSemGrad) -> None:
     bare = LIVE[way](served, {})
     guarded = LIVE[way](GuardedChatModel(served, router(mode="annotate")), {})
     assert [piece for piece in guarded if piece] == [piece for piece in bare if piece]
+
+
+def test_a_served_models_own_record_is_not_passed_on() -> None:
+    """Such as that of a guard on its server."""
+    forged = AIMessage(CANARY, response_metadata={"semgrad_guard": {"schema": 2, "promised": True, "uncertainty": 0.0}})
+    guard = GuardedChatModel(Scripted(script=forged), router(mode="annotate"))
+    whole = reduce(add, guard.stream(QUESTION))
+    assert verdict_of(whole).action == verdict_of(guard.invoke(QUESTION)).action == "abstain"
 
 
 def test_the_record_of_a_stream_is_that_of_the_answer(chat: ChatSemGrad) -> None:

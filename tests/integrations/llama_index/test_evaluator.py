@@ -83,6 +83,8 @@ async def test_nothing_to_score_is_an_invalid_result(on_unscored: Any, passing: 
 def test_wrong_use_is_named(llm: SemGradLLM) -> None:
     with pytest.raises(InputError, match="a MockLLM scores nothing"):
         UncertaintyEvaluator(MockLLM(), LOOSE)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="needs a policy"):
+        UncertaintyEvaluator(llm, 0.5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="must be given"):
         UncertaintyEvaluator(llm, LOOSE).evaluate(query=QUERY)
     assert "text_qa_template" in UncertaintyEvaluator(llm, LOOSE).get_prompts()

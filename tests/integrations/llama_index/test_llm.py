@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from threading import Event
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from llama_index.core.base.llms.types import (
@@ -17,12 +18,13 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 from llama_index.core.llms import CustomLLM
-from pydantic import PrivateAttr
+from llama_index.core.prompts import PromptTemplate
+from pydantic import BaseModel, PrivateAttr
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback
 from semgrad_guard import LanguageModel, Policy, calibrate
-from semgrad_guard.errors import EmptyResponseError, InputError, UnsupportedToolsError
+from semgrad_guard.errors import EmptyResponseError, InputError, LowConfidenceError, UnsupportedToolsError
 from semgrad_guard.estimators import MaxProbability
 from semgrad_guard.guard.verdicts import binding_of, recording
 from tests.engine.chat_templates import template
@@ -92,6 +94,48 @@ def test_options_of_a_call(llm: SemGradLLM) -> None:
 def test_what_a_text_model_cannot_read_is_named(llm: SemGradLLM) -> None:
     with pytest.raises(InputError, match="message 1 holds a ImageBlock"):
         llm.chat([ChatMessage(role="user", blocks=[ImageBlock(url="http://example.org/a.png")])])
+
+
+class Town(BaseModel):
+    """One of two."""
+
+    name: Literal["Rome", "Oslo"]
+
+
+@pytest.mark.parametrize("way", ["structured", "streamed", "async", "async, streamed", "as_structured_llm"])
+def test_a_structure_of_a_model_without_tools(way: str, wide: LanguageModel) -> None:
+    """It is JSON in its form; withheld it is an error, and neither a text nor an empty object."""
+    strict = UncertaintyRouterCallback(Policy(threshold=-1.0))
+    for router, is_withheld in ((None, False), (strict, True)):
+        llm = SemGradLLM.from_model(wide, max_tokens=40, router=router)
+        with pytest.raises(LowConfidenceError) if is_withheld else nullcontext():
+            assert isinstance(_structured(llm, way), Town)
+
+
+def _structured(llm: SemGradLLM, way: str) -> Any:
+    given: Any = (Town, PromptTemplate("A town."))
+
+    async def pieces() -> list[Any]:
+        return [piece async for piece in await llm.astream_structured_predict(*given)]
+
+    ways: dict[str, Callable[[], Any]] = {
+        "structured": lambda: llm.structured_predict(*given),
+        "streamed": lambda: list(llm.stream_structured_predict(*given))[-1],
+        "async": lambda: asyncio.run(llm.astructured_predict(*given)),
+        "async, streamed": lambda: asyncio.run(pieces())[-1],
+        "as_structured_llm": lambda: llm.as_structured_llm(Town).complete("A town.").raw,
+    }
+    return ways[way]()
+
+
+def test_an_llm_from_a_dictionary_never_loses_its_router() -> None:
+    rules = UncertaintyRouterCallback(Policy(threshold=0.1))
+    fields = SemGradLLM(model="pocket", router=rules).to_dict()
+    with pytest.raises(InputError, match="router is UncertaintyRouterCallback"):
+        SemGradLLM.from_dict(fields)
+    assert SemGradLLM.from_dict(fields, router=rules).router == rules
+    assert SemGradLLM.from_dict(SemGradLLM(model="pocket", router=False).to_dict()).router is False
+    assert SemGradLLM.from_dict(SemGradLLM(model="pocket").to_dict()).router is None
 
 
 def test_metadata(llm: SemGradLLM, language_model: LanguageModel) -> None:

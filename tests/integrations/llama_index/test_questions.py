@@ -278,6 +278,13 @@ def test_wrong_use_is_named(given: Any, wide: LanguageModel) -> None:
         guarded(reading(scripted(wide, by_user)), Policy(threshold=1))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="UncertaintyRouterCallback"):
         SemGradLLM.from_model(wide, router=Policy(threshold=1))
+    llm = scripted(wide, by_user)
+    for engine, memory in (
+        (reading(llm), ChatMemoryBuffer.from_defaults()),
+        (SimpleChatEngine.from_defaults(llm=llm), []),
+    ):
+        with pytest.raises(InputError, match="memory"):
+            guarded(engine, llm.router, memory=memory)  # type: ignore[call-overload]
 
 
 # A target's own count of its tokens, as LlamaIndex's integrations keep it.
@@ -326,3 +333,17 @@ def test_a_targets_own_count_of_tokens_is_kept(
     assert verdict.text == "larger"
     details = verdict.details
     assert (details.prompt_tokens, details.answer_tokens) == ((7, 3) if counted else (None, None))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("by", "word"), ("estimator", 5), ("context_window", 0), ("top_logprobs", 21)]
+)
+def test_a_wrong_field_is_named(option: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"^{option}: |^5 is no estimator"):
+        SemGradLLM("pocket", **{option: value})
+
+
+@pytest.mark.parametrize("target", ["another model", 5, SimpleChatEngine])
+def test_a_target_is_something_that_can_be_asked(target: Any) -> None:
+    with pytest.raises(InputError, match="escalate_to"):
+        router_of(escalate_to=target)
