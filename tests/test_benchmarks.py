@@ -11,8 +11,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from semgrad_guard.engine.replay.memory import Memory
@@ -104,37 +102,6 @@ class TestWorsened:
         assert (
             len(worsened(elsewhere, [self.report(), {**self.report(least=0.01), "machine": elsewhere["machine"]}])) == 3
         )
-
-
-class TestPicture:
-    @settings(deadline=None)  # the first call imports
-    @given(st.integers(1, 9999), st.integers(1, 999), st.integers(1, 99))
-    def test_settings_are_read_back(self, load: Load, prompt: int, answer: int, rows: int) -> None:
-        setting = load("shapes").Setting(prompt, answer, rows)
-        assert load("pictures").setting_of(str(setting)) == setting
-
-    def test_shows_both_axes(self, load: Load, tmp_path: Path) -> None:
-        pictures = load("pictures")
-        names = ("60/32 x8", "60/32", "60/8", "1000/8", "60/1", "60/16 x8", "60/32 x4")
-        report = {
-            "shape": "small",
-            "machine": {"cpu": "A", "date": "today"},
-            "rows": [self.row(name) for name in names],
-        }
-        assert [at for at, _ in pictures.by_answer(report["rows"])] == [1, 8, 32]
-        assert [at for at, _ in pictures.by_batch(report["rows"])] == [1, 4, 8]
-        text = pictures.draw(report, "float32", tmp_path / "cost.svg").read_text()
-        for words in ("official algorithm", "HybridGrad", "answers of 32 tokens in a batch"):
-            assert words in text
-        with pytest.raises(InputError, match="float32"):
-            pictures.draw(report, "float16", tmp_path / "none.svg")
-
-    def row(self, setting: str) -> dict[str, Any]:
-        shares = {"written": [0.2, 0.1, 0.3], "read": [0.4, 0.3, 0.5]}
-        row: dict[str, Any] = {"dtype": "float32", "setting": setting, "share_of_plain": shares}
-        if not setting.endswith("/1"):
-            row |= {"decode_steps": [3, 2, 4]}
-        return row if setting == "1000/8" else {**row, "share_of_plain": {**shares, "naive": [2.0, 1.5, 2.5]}}
 
 
 def test_the_frugal_way_says_the_same_and_leaves_the_budgets_alone(load: Load) -> None:
