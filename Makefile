@@ -216,11 +216,10 @@ bench: $(STAMP)  ## the cost of a score, compared with the recorded ratios (minu
 	mkdir -p output
 	$(BIN)/python benchmarks/scoring.py --output output/scoring.json --compare benchmarks/recorded.json
 
-bench-full: $(STAMP)  ## the whole grid in both dtypes, and its picture (hours; can be stopped and resumed)
+bench-full: $(STAMP)  ## the whole grid in both dtypes (hours; can be stopped and resumed)
 	mkdir -p output
 	$(BIN)/python benchmarks/scoring.py --cells full --dtype float32 --dtype bfloat16 --frugal \
 		--output output/scoring-full.json --resume
-	$(BIN)/python benchmarks/pictures.py output/scoring-full.json --output output/cost.svg
 
 format: $(STAMP)
 	$(BIN)/ruff format .

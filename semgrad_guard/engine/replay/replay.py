@@ -188,6 +188,8 @@ def _leaves(
 def _known(rows: Sequence[Row], tapes: Sequence[Tape]) -> dict[tuple[int, str], torch.Tensor]:
     """The outputs of linear maps that all tapes hold at the live positions [B, columns, out]."""
     kept = [tape.outputs(row.live) for row, tape in zip(rows, tapes, strict=True)]
+    if len(kept) == 1:  # without a copy
+        return {place: output[None] for place, output in kept[0].items()}
     places = set(kept[0]).intersection(*kept[1:])
     return {place: pad_sequence([own[place] for own in kept], batch_first=True) for place in places}
 

@@ -23,6 +23,8 @@ from semgrad_guard.engine.replay.twin import Place, Twin
 Span = tuple[int, int]
 """Positions of a text, from the first to before the last."""
 
+_JOINED = 16  # passes after which what they left is joined: many small tensors leave gaps in memory behind them
+
 KeysValues = tuple[torch.Tensor, torch.Tensor] | None
 """One layer's keys and values of one row [heads, positions, d]; None for a layer that text does not pass through."""
 
@@ -35,7 +37,7 @@ class Recorder:
     """
 
     def __init__(self, layer: int, start: int = 0, *, memory: Memory = FRUGAL) -> None:
-        self.layer, self.start, self.columns = layer, start, 0
+        self.layer, self.start, self.columns, self._passes = layer, start, 0, 0
         self.finals: list[torch.Tensor] = []
         """The states before the head [batch, d], step by step."""
         self.logits: list[torch.Tensor] | None = []
@@ -71,6 +73,7 @@ class Recorder:
         """Take in h^(k) [batch, columns, d] of the next columns."""
         self._cut, self._shape = max(0, self.start - self.columns), hidden.shape[:2]
         self.columns += hidden.shape[1]
+        self._passes += 1
         if self._cut < hidden.shape[1]:
             self._hidden.append(hidden[:, self._cut :].detach().clone())
 
@@ -79,8 +82,11 @@ class Recorder:
         if place[0] < self.layer or place in self._left_out or output.shape[:2] != self._shape or output.ndim != 3:
             return
         if self._cut < output.shape[1]:  # a copy: code may change the output in place
-            self._outputs.setdefault(place, []).append(output[:, self._cut :].detach().clone())
-            self._output_bytes += self._outputs[place][-1].nbytes
+            pieces = self._outputs.setdefault(place, [])
+            pieces.append(output[:, self._cut :].detach().clone())
+            self._output_bytes += pieces[-1].nbytes
+            if self._passes % _JOINED == 0:
+                pieces[-_JOINED:] = _joined(pieces[-_JOINED:])
         while self._output_bytes > self._memory.outputs:
             last, pieces = self._outputs.popitem()
             self._output_bytes -= sum(piece.nbytes for piece in pieces)
@@ -155,7 +161,9 @@ class Tape:
         """The outputs of linear maps at these positions [n, out]: of those that all passes over them have kept."""
         pieces = [(recorder.outputs(), row, places) for recorder, row, places in self._pieces(spans)]
         common = set[Place]().union(*(kept for kept, *_ in pieces[:1])).intersection(*(kept for kept, *_ in pieces))
-        return {place: torch.cat([kept[place][row, some] for kept, row, some in pieces]) for place in common}
+        parts = {place: [kept[place][row, some] for kept, row, some in pieces] for place in common}
+        # A single part is a view: in a graph, an output that is altered in place is an error.
+        return {place: some[0] if len(some) == 1 else torch.cat(some) for place, some in parts.items()}
 
     def _pieces(self, spans: Sequence[Span]) -> list[tuple[Recorder, int, slice]]:
         """Where these positions are: in which recorders, in which row, and there at which places."""
