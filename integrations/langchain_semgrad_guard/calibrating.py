@@ -17,7 +17,7 @@ from semgrad_guard.adapters.calibrating import Runs
 from semgrad_guard.adapters.examples import AnyGrader, RunOptions, calibrated
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard.timing import Steps, Work, adrive, drive
+from semgrad_guard.guard import Steps, Work, adrive, drive
 
 Chain = Runnable[Any, Any] | Callable[[Any], Any]
 _CONVERSATIONS = ("thread_id", "session_id")

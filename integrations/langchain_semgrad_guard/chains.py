@@ -20,10 +20,7 @@ from langchain_semgrad_guard.router import UncertaintyRouterCallback, only_askin
 from langchain_semgrad_guard.targets import chat_model_in, fields_of, invoked, replying, require_runnable
 from semgrad_guard import METADATA_KEY, Verdict
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
-from semgrad_guard.guard.flow import Reply, answered
-from semgrad_guard.guard.question import is_escalating
-from semgrad_guard.guard.timing import Steps, Work, sealed
-from semgrad_guard.guard.verdicts import is_withheld
+from semgrad_guard.guard import Reply, Steps, Work, answered, is_escalating, is_withheld, sealed
 
 Abstention = Callable[[Any, Verdict], Any]
 """What stands for a withheld result, given the chain's input and the verdict, whose text is the abstain message."""

@@ -19,10 +19,8 @@ from langchain_semgrad_guard.structured_output import Method, structured
 from semgrad_guard import METADATA_KEY, Estimator, Generation, LanguageModel, Message
 from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm, openai_logprobs
 from semgrad_guard.adapters.settings import DECODING, LocalModelFields, read_json, template_calls_tools
-from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard.flow import Draft
-from semgrad_guard.guard.streams import StreamSteps
+from semgrad_guard.guard import Draft, Piece, StreamSteps
 
 _CALL_OPTIONS = FORM_OPTIONS | {"logprobs", "top_logprobs"}
 """Options of a call other than those for generating its answer."""

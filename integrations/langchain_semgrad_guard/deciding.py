@@ -39,17 +39,26 @@ from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.router import ASKING, UncertaintyRouterCallback
 from langchain_semgrad_guard.targets import answering_instead
 from semgrad_guard import METADATA_KEY, Policy, Verdict
-from semgrad_guard.engine.answers.writing import ThoughtPiece
-from semgrad_guard.engine.interruption import Stop
-from semgrad_guard.engine.prompts.responses import HeldText
 from semgrad_guard.errors import UnenforcedPolicyError
-from semgrad_guard.guard.flow import Draft, Outcome
-from semgrad_guard.guard.policy import Terms
-from semgrad_guard.guard.question import Question, is_escalating, question_of
-from semgrad_guard.guard.streams import SentencePiece, StreamSteps, arun_stream, run_stream, streamed
-from semgrad_guard.guard.timing import Work
+from semgrad_guard.guard import (
+    Draft,
+    HeldText,
+    Outcome,
+    Question,
+    SentencePiece,
+    Stop,
+    StreamSteps,
+    Terms,
+    ThoughtPiece,
+    Timeout,
+    Work,
+    arun_stream,
+    is_escalating,
+    question_of,
+    run_stream,
+    streamed,
+)
 from semgrad_guard.records import PromptForm
-from semgrad_guard.settings import Timeout
 
 RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun
 Turns = list[BaseMessage]

@@ -31,11 +31,10 @@ from langchain_core.decisions import (
 )
 from pydantic import ConfigDict, model_validator
 
+from semgrad_guard.adapters.call_gate import pairs_in
 from semgrad_guard.calibration import Binding, Calibration, calibrate, calibrate_runs
-from semgrad_guard.declared import pairs_in
 from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.guard import Steps, Work, adrive, drive, judged
-from semgrad_guard.guard.policy import require_listener
+from semgrad_guard.guard import Steps, Work, adrive, drive, judged, require_listener
 
 ESTIMATOR = "decision"
 """The estimator of a rule: 1 - P(safe), as a decision model gives it."""

@@ -19,10 +19,8 @@ from langchain_core.tracers.context import register_configure_hook
 from langchain_semgrad_guard.targets import chat_model_in, require_runnable, wants_state
 from semgrad_guard import Policy
 from semgrad_guard.errors import UnenforcedPolicyError
-from semgrad_guard.guard.promise import require_sequel
-from semgrad_guard.guard.question import Question, Router, RouterOptions
-from semgrad_guard.guard.question import asking as asking_question
-from semgrad_guard.settings import OnUnscored
+from semgrad_guard.guard import OnUnscored, Question, Router, RouterOptions, require_sequel
+from semgrad_guard.guard import asking as asking_question
 
 _ASKS = "semgrad_guard"
 

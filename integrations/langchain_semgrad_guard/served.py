@@ -30,18 +30,25 @@ from langchain_semgrad_guard.structured_output import Method, structured_by
 from langchain_semgrad_guard.targets import layers
 from semgrad_guard import Estimator, LanguageModel, Policy, estimator_of
 from semgrad_guard.adapters.calls import UNREAD_CALLS, AnswerForm, served_options, tells_reasoning
-from semgrad_guard.declared import naming_faults
+from semgrad_guard.adapters.settings import naming_faults
 from semgrad_guard.errors import AnswerFailedError, InputError
-from semgrad_guard.guard.answering import Answerer
-from semgrad_guard.guard.calibrated_estimator import as_estimator
-from semgrad_guard.guard.flow import Draft
-from semgrad_guard.guard.parts import Structure
-from semgrad_guard.guard.policy import judged_by
-from semgrad_guard.guard.reported import ReportedScorer, prompt_of
-from semgrad_guard.guard.streams import Iterated, ReportedSentences, StreamSteps
-from semgrad_guard.guard.timing import Work, awaited_all
+from semgrad_guard.guard import (
+    Answerer,
+    Draft,
+    Iterated,
+    JudgedBy,
+    OnDoubt,
+    ReportedScorer,
+    ReportedSentences,
+    StreamSteps,
+    Structure,
+    Work,
+    as_estimator,
+    awaited_all,
+    judged_by,
+    prompt_of,
+)
 from semgrad_guard.records import PromptForm
-from semgrad_guard.settings import JudgedBy, OnDoubt
 
 
 class GuardedChatModel(Deciding):

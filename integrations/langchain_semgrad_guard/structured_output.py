@@ -26,7 +26,7 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from langchain_semgrad_guard.messages import stage_verdict
 from semgrad_guard.errors import InputError, LowConfidenceError
-from semgrad_guard.guard.verdicts import is_withheld
+from semgrad_guard.guard import is_withheld
 
 Method = Literal["json_schema", "function_calling", "json_mode"]
 

@@ -14,10 +14,7 @@ from langchain_core.utils.json_schema import dereference_refs
 
 from langchain_semgrad_guard import messages as convert
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard.flow import Paused, Reply, TargetReply
-from semgrad_guard.guard.question import Router, escalating
-from semgrad_guard.guard.timing import Steps, Work
-from semgrad_guard.guard.verdicts import external
+from semgrad_guard.guard import Paused, Reply, Router, Steps, TargetReply, Work, escalating, external
 
 _FORWARDED = ("max_tokens", "temperature", "top_p", "seed", "response_format", "stop")
 """Options of a call that other chat models understand as well; those of its tools are bound."""

@@ -34,6 +34,6 @@ if TYPE_CHECKING:
     from llama_index_semgrad_guard.tool_gate import ToolGate as ToolGate
     from llama_index_semgrad_guard.tool_gate import calibrate_tool_calls as calibrate_tool_calls
     from semgrad_guard.errors import LowConfidenceError as LowConfidenceError
-    from semgrad_guard.guard.question import asking as asking
+    from semgrad_guard.guard import asking as asking
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

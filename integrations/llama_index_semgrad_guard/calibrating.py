@@ -22,7 +22,7 @@ from semgrad_guard.adapters.calibrating import Runs
 from semgrad_guard.adapters.examples import AnyGrader, RunOptions, calibrated
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard.timing import Steps, Work, adrive, drive
+from semgrad_guard.guard import Steps, Work, adrive, drive
 
 Engine = BaseQueryEngine | BaseChatEngine | BaseWorkflowAgent | Callable[[Any], Any]
 """What answers: an engine, guarded or not; an agent; or a function of the input, for own code and workflows."""

@@ -11,14 +11,13 @@ from llama_index.core.base.response.schema import PydanticResponse, Response
 from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine
 from llama_index.core.memory import BaseMemory
 from llama_index.core.prompts.mixin import PromptDictType
-from llama_index.core.schema import QueryBundle
+from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_semgrad_guard.events import Source, reporting
 from llama_index_semgrad_guard.targets import UncertaintyRouterCallback, whole, work_of
 from semgrad_guard import METADATA_KEY
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard.flow import Outcome, answered
-from semgrad_guard.guard.timing import Steps, Work, adrive, drive
+from semgrad_guard.guard import Outcome, Steps, Work, adrive, answered, drive
 from semgrad_guard.records import digest_of
 
 QUESTION_KEY = "question"
@@ -118,6 +117,10 @@ class GuardedQueryEngine(BaseQueryEngine):
 
     def _get_prompt_modules(self) -> dict[str, Any]:
         return {}
+
+    def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        """The engine's passages."""
+        return self.engine.retrieve(query_bundle)
 
     def _query(self, query_bundle: QueryBundle) -> Any:
         return drive(self._steps(query_bundle))

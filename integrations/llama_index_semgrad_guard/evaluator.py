@@ -20,10 +20,7 @@ from llama_index_semgrad_guard.llm import SemGradLLM
 from llama_index_semgrad_guard.records import get_verdict, text_of
 from semgrad_guard import METADATA_KEY, Policy, Verdict
 from semgrad_guard.errors import EmptyResponseError, InputError
-from semgrad_guard.guard.decision import settle
-from semgrad_guard.guard.policy import Terms, require_policy
-from semgrad_guard.guard.timing import off_loop
-from semgrad_guard.guard.verdicts import undecided, unscored
+from semgrad_guard.guard import Terms, off_loop, require_policy, settle, undecided, unscored
 from semgrad_guard.records import digest_of
 
 

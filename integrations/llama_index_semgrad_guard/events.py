@@ -13,7 +13,7 @@ from pydantic import PrivateAttr
 
 from semgrad_guard import Verdict
 from semgrad_guard.adapters.traces import EvaluationLog
-from semgrad_guard.guard.policy import Terms
+from semgrad_guard.guard import Terms
 
 if TYPE_CHECKING:  # it needs the extra `tracing`
     from opentelemetry._logs import LoggerProvider

@@ -47,12 +47,20 @@ from semgrad_guard import (
 from semgrad_guard.adapters.call_gate import TURN
 from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm, openai_logprobs
 from semgrad_guard.adapters.settings import LocalModelFields, template_calls_tools
-from semgrad_guard.engine.answers.writing import Piece, ThoughtPiece
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard.flow import Draft, Outcome
-from semgrad_guard.guard.policy import Terms
-from semgrad_guard.guard.question import question_of
-from semgrad_guard.guard.streams import SentencePiece, StreamSteps, arun_stream, run_stream, streamed
+from semgrad_guard.guard import (
+    Draft,
+    Outcome,
+    Piece,
+    SentencePiece,
+    StreamSteps,
+    Terms,
+    ThoughtPiece,
+    arun_stream,
+    question_of,
+    run_stream,
+    streamed,
+)
 
 _TAKEN_OVER = {
     "max_tokens": "max_new_tokens",

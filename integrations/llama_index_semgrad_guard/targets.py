@@ -15,11 +15,7 @@ from llama_index.core.workflow import Context, HumanResponseEvent, InputRequired
 from llama_index_semgrad_guard.records import Prompt, decided_of, fields_of, text_of
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard.flow import Reply
-from semgrad_guard.guard.question import Router, RouterOptions
-from semgrad_guard.guard.timing import Steps, Work, off_loop
-from semgrad_guard.guard.verdicts import external
-from semgrad_guard.settings import OnUnscored
+from semgrad_guard.guard import OnUnscored, Reply, Router, RouterOptions, Steps, Work, external, off_loop
 
 
 class UncertaintyRouterCallback(Router):

@@ -15,7 +15,8 @@ from typing import Any, cast
 from semgrad_guard.calibration import Binding, Calibration, calibrate_runs
 from semgrad_guard.calibration.binding import CALLS, shared_by
 from semgrad_guard.decision_log.entries import DecisionSink
-from semgrad_guard.declared import names_in, pairs_in, plain
+from semgrad_guard.declared import names_in, plain
+from semgrad_guard.declared import pairs_in as pairs_in
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard.parts import judged
 from semgrad_guard.guard.policy import require_listener

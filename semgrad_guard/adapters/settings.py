@@ -26,7 +26,8 @@ from pydantic import (
 )
 
 from semgrad_guard.adapters.calls import AnswerForm
-from semgrad_guard.declared import declared_options, naming_faults
+from semgrad_guard.declared import declared_options
+from semgrad_guard.declared import naming_faults as naming_faults
 from semgrad_guard.declared import require_known as require_known
 from semgrad_guard.engine.answers.answer import Evidence, Generation
 from semgrad_guard.engine.answers.options import GenerationOptions
@@ -121,7 +122,9 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
     thinking: Thinking = LoadingOptions.thinking
     """Whether the model reasons before its answers, where its chat template has a switch for that."""
 
-    estimator: Annotated[Estimator, SkipValidation, BeforeValidator(as_estimator)] = Field(default_factory=HybridGrad)
+    estimator: Annotated[Estimator, SkipValidation, BeforeValidator(as_estimator)] = Field(
+        default_factory=HybridGrad, exclude=True
+    )
     """An estimator, or its name. Default: that of the router's calibration, or HybridGrad."""
     prompt_template: str = "chat"
     """A name for the form of the prompts; a calibration for another form is refused."""

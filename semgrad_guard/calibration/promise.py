@@ -173,8 +173,8 @@ class PromiseState(BaseModel, frozen=True):
     ungraded: int = 0
 
     def __str__(self) -> str:
-        asked = "" if self.requested_alpha is None else f" ({_requested(self.requested_alpha)})"
-        promised = f"Promised: at most {100 * self.alpha:.4g}% of the answers let through are wrong{asked}."
+        wish = "" if self.requested_alpha is None else f" ({_requested(self.requested_alpha)})"
+        promised = f"Promised: at most {100 * self.alpha:.4g}% of the answers let through are wrong{wish}."
         missing = f" {self.ungraded} drawn answers are not graded yet: if these are the hard ones, the grades flatter."
         missing = missing if self.ungraded else ""
         if not self.labels:

@@ -135,7 +135,7 @@ def read_data(
 
 
 def load_policy(calibration: Path | None, on_no_threshold: OnNoThreshold) -> Policy | None:
-    """The policy of a calibration, if there is one; it is told where its promise is not the one that was asked for."""
+    """The policy of a calibration, if there is one, with a word where its promise is another than the requested one."""
     policy = loading.load_policy(calibration, loading.PolicyOptions(on_no_threshold=on_no_threshold))
     made = None if policy is None else policy.calibration
     if made is not None and (made.requested is not None or made.reachable is not None):

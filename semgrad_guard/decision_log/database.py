@@ -214,7 +214,7 @@ class Database:
         with self._transaction() as connection:
             rows = connection.execute(known.group_by(columns.calibration_id).order_by(latest_first)).all()
             ungraded = {row[0]: row[1] for row in connection.execute(waiting.group_by(columns.calibration_id))}
-        return {name: (alpha, delta, asked, ungraded.get(name, 0)) for name, alpha, delta, asked in rows}
+        return {name: (alpha, delta, wish, ungraded.get(name, 0)) for name, alpha, delta, wish in rows}
 
     def random_grades(self) -> dict[str, dict[str, bool]]:
         """The grades of promised answers that were drawn at random, by calibration and decision, in the order in which

@@ -192,17 +192,17 @@ def test_a_batch_shares_its_steps_with_a_stranger(make_language_model: Make, how
     steps, reached, go_on = Steps(model), threading.Event(), threading.Event()
     steps.at(6, lambda: (reached.set(), go_on.wait(LIMIT)))
     with ThreadPoolExecutor() as threads_of_callers:
-        asked = threads_of_callers.submit(
+        batched = threads_of_callers.submit(
             lambda: guard.batch(questions) if how == "batch" else asyncio.run(guard.abatch(questions))
         )
         assert reached.wait(LIMIT)
         written = sum(len(some._batch.rows) for some in model.worker._running.values())
         assert written > batch.ROWS if rows is None else written <= rows  # some have ended already
         stranger, still_writing = submitted(model, "hello", max_tokens=3), list[bool]()
-        stranger.add_done_callback(lambda _: still_writing.append(not asked.done()))  # before the next step
+        stranger.add_done_callback(lambda _: still_writing.append(not batched.done()))  # before the next step
         go_on.set()
         assert stranger.result(LIMIT).text
-        found = asked.result(LIMIT)
+        found = batched.result(LIMIT)
         assert still_writing == [True]
     for one, single in zip(found, alone, strict=True):
         assert (one.text, one.action) == (single.text, single.action)

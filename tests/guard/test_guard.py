@@ -236,7 +236,7 @@ def test_drift_shows_in_the_verdict(language_model: LanguageModel) -> None:
         ({"model": None}, "a guard needs a LanguageModel"),
         ({"model": "pocket"}, "not 'pocket'"),
         ({"model": object()}, "not a object"),
-        ({"estimator": 3}, "an estimator is one such as HybridGrad"),
+        ({"estimator": 3}, "is no estimator"),
         ({"options": {"max_tokens": 3}}, "options are GenerationOptions"),
         ({"prompt_template": 7}, "prompt_template is a name"),
         ({"by": "sentence", "on_doubt": "mark"}, "on_doubt must be one of 'stop', 'drop'"),

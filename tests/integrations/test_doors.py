@@ -59,7 +59,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("door", CALLS)
 def test_every_door_takes_a_quantization(door: str, checkpoint: Path) -> None:
     """Of a method that there is not, so that the message about it comes back through the door."""
-    with pytest.raises(InputError, match="no quantization with quant_method 'nosuch'"):
+    with pytest.raises(InputError, match="quantization config for 'nosuch' is not right"):
         CALLS[door](str(checkpoint), quantization_config={"quant_method": "nosuch"})
 
 

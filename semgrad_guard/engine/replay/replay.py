@@ -115,7 +115,7 @@ def continued(twin: Twin, row: Row, span: Sequence[int]) -> Iterator[Graph]:
     """
     ids = torch.tensor([row.ids[: row.end]], device=twin.device)
     (begin, end) = row.live[0]
-    is_kept = row.tape is not None and row.tape.begin == begin
+    is_kept = row.tape is not None and row.tape.cut is not None and row.tape.begin == begin
     kept = row.taped.hidden(row.live)[None] if is_kept and row.taped.layer == span[0] and row.taped.end >= end else None
     twin.reset()
     cache = copy.deepcopy(row.taped.cut) if is_kept else cut_cache(twin, ids[:, :begin])

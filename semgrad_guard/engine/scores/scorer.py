@@ -366,16 +366,20 @@ class Scorer:
         decides.
         """
         row, dtype, known = replace(row, tape=None), self.twin.head.weight.dtype, self.exactness()
-        if objective is None or row.end > self._most_positions(0):
-            # No gradient, or no room for a backward pass through the whole text: likelihoods from one pass.
+        is_half = dtype.itemsize < torch.float32.itemsize
+        has_room = row.end <= self._most_positions(0)
+        if objective is None or is_half or not has_room:
+            # No gradient, or none that half precision tells, or no room for a backward pass through the whole text:
+            # likelihoods from one pass.
             (again,) = self._tapes([row], observed_layer(self.architecture.n_layers), keys=False)
             seen = None if again.tape is None else observe(self.twin, again, known.transform)
-            return seen is not None and disagree(numbers, seen, tolerance_of(dtype))
+            contradicts = seen is not None and disagree(numbers, seen, tolerance_of(dtype))
+            if contradicts or objective is None or not has_room:
+                return contradicts
 
         def scores(way: Way, twin: Twin) -> GradientScores:
             return scores_by(way, twin, [row], objective, known=known, memory=self.memory)[0]
 
-        is_half = dtype.itemsize < torch.float32.itemsize
         if not is_half and not disagree(numbers, scores("ordinary", self.twin), tolerance_of(dtype)):
             return False
         model = self._model()
