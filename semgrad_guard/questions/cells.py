@@ -27,7 +27,7 @@ _WORKING = re.compile(r"(?:^|\n)####[ \t]*(\S.*?)\s*\Z")
 _BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 _BULLET = re.compile(r"(?:[-*•]|\(?\d{1,2}[.)])\s+")
 
-_ALWAYS = r"\||\\n|(?i:<br\s*/?>|<sep>|\[sep\]|</s>)|\s#{2,3}\s|[•·]\s|[；｜؛]"
+_ALWAYS = r"\||\\n|(?i:<br\s*/?>|</?li>|<sep>|\[sep\]|</s>)|\s#{2,3}\s|[•·]\s|[；｜؛]"
 _IN_SENTENCES = r";\s*(?=[^\sa-z])"
 _IN_PHRASES = r";|[\t\n、]|(?<!\d)\s+/|/\s+(?!\d)|(?i:(?<=\byes)/(?=no\b)|(?<=\bno)/(?=yes\b))"
 _BETWEEN_WORDS = r"(?<=[^\W\d_]{2})/(?=[^\W\d_]{2})"
@@ -41,7 +41,7 @@ _CALL = (
     r"(?:\w+\.)*(?:array|Series|Index|tensor|set|frozenset|tuple|list|deque|dict\w*|OrderedDict|Counter|defaultdict"
     r"|str_|float\d+|int\d+|bool_|Decimal|Timestamp|date|datetime)\("
 )
-_CONTAINER = rf"[\[({{]\s*(?:['\"\[({{]|{_CALL}).*[\])}}]|{_CALL}.*\)|\[\s*['\"{{].*|\{{\s*['\"].*|b'.*'|b\".*\""
+_CONTAINER = rf"[\[({{]\s*(?:\\?['\"\[({{]|{_CALL}).*[\])}}]|{_CALL}.*\)|\[\s*['\"{{].*|\{{\s*['\"].*|b'.*'|b\".*\""
 _OBJECT = r"(?:page_)?content=['\"].*|[\[({]?\s*[A-Z]\w*\(\w+=.*\)[\])}]?|\[?<[\w.]+ object at 0x[0-9a-fA-F]+>.*"
 _PLAIN_LIST = r"[\[{].*[,;|].*[\]}]|\[[\d.\s]+\]|\([\d\s.,]*,[\d\s.,]*\)|\(\s*\)|\{\s*\}|.*\bdtype: \w+"
 WRITTEN_OBJECT = re.compile(_OBJECT, re.DOTALL)

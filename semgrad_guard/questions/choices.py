@@ -15,6 +15,8 @@ COLUMNS, MARKS, _BEFORE = (KNOWN["choices"][name] for name in ("columns", "marks
 _ENDS = ("abcdefghij", "123456789")
 _LABELLED = re.compile(r"\(?([A-Ja-j])[).:]\s*(\S.*)", re.DOTALL)
 _MARK = re.compile(r"\(?([A-Za-z]|\d+)[).:]?")
+_LETTER = re.compile(r"\(?([A-J])[).:]?")
+_LISTED = re.compile(r"(?:^|[\s(])([A-J])[).:]\s")
 _MARKS = re.compile(r"[A-J](?:\s*[,;&/]\s*[A-J])+")
 
 
@@ -58,6 +60,17 @@ class Choices:
                 "told: write its text"
             )
         return found.pop()
+
+
+def require_no_letter(text: str, column: str, question: str) -> None:
+    """Refuse the letter of a choice that the question's own text lists."""
+    mark = _LETTER.fullmatch(text.strip())
+    listed = set(_LISTED.findall(question))
+    if mark and {"A", "B", mark[1]} <= listed:
+        raise FaultError(
+            f'has {shown(text)} in "{column}", a choice that the question lists: write its text, or '
+            f"{shown({'text': text})} if the letter is the answer"
+        )
 
 
 def several(column: str, text: str) -> FaultError:

@@ -25,7 +25,7 @@ from semgrad_guard.questions.cells import (
     result_of,
     shown,
 )
-from semgrad_guard.questions.choices import COLUMNS, MARKS, Choices, choices_of, several
+from semgrad_guard.questions.choices import COLUMNS, MARKS, Choices, choices_of, require_no_letter, several
 from semgrad_guard.questions.layouts import Record, flat, plain, span_answers
 
 Need = Literal["answers", "response", "question"]
@@ -187,9 +187,12 @@ class _Reading:
             marks = cast("list[Any]", held) if isinstance(held, list) else [value]
             if len(marks) == 1 and (text := choices.meant(marks[0], name)) is not None:
                 self._used.update(choices.columns)
+                self._require_the_same_choice(choices, text, name)
                 return [text]
             if len(marks) > 1 and any(re.fullmatch(r"[A-J]|\d", str(mark)) for mark in marks):
                 raise several(name, str(value))
+        elif isinstance(value, str):
+            require_no_letter(value, name, str(self._found.values.get("question")))
         self._require_references(name, value)
         if (yes := self._yes_or_no(value, name)) is not None:
             return [yes]
@@ -203,6 +206,18 @@ class _Reading:
         self._used.update(aliases)
         texts = [*cast("list[Any]", found), *(text for alias in aliases for text in self._answers(alias))]
         return [] if len(texts) == 1 and str(texts[0]).strip().lower() in KNOWN["cells"]["no_answer"] else texts
+
+    def _require_the_same_choice(self, choices: Choices, text: str, name: str) -> None:
+        """Refuse a record in which another column names another choice."""
+        for other in set(self._present(MARKS)) - {name}:
+            try:
+                found = choices.meant(self._record[other], other)
+            except FaultError:  # it holds something else
+                continue
+            if found not in (None, text):
+                raise FaultError(
+                    f'has one of its choices in "{name}", {text!r:.60}, and another in "{other}": keep one'
+                )
 
     def _answers(self, name: str) -> Any:
         """The texts of a column, each of which is one answer for sure."""
