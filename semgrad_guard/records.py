@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -438,3 +439,11 @@ def trace_fields(record: Mapping[str, Any]) -> dict[str, str | bool | int | floa
     flat = {**record, **record["details"]}
     plain = {name: value for name, value in flat.items() if isinstance(value, (str, bool, int, float))}
     return {f"{METADATA_KEY}.{name}": value for name, value in plain.items() if name != "draft"}
+
+
+_UNSEEN = {"Zs", "Zl", "Zp", "Cc", "Cf"}
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text shows nothing: white space, and characters without a width."""
+    return all(unicodedata.category(letter) in _UNSEEN for letter in text)

@@ -39,7 +39,7 @@ from semgrad_guard.guard.verdicts import (
     says_nothing,
     unscored,
 )
-from semgrad_guard.records import METADATA_KEY, PromptForm, Verdict
+from semgrad_guard.records import METADATA_KEY, PromptForm, Verdict, is_blank
 
 A = TypeVar("A")
 """The frontend's object: a message, a response, or nothing but the text."""
@@ -214,7 +214,7 @@ def _rejection(reply: TargetReply[Any] | None, terms: Terms) -> str:
     if not isinstance(reply, Reply):
         raise InputError("an answer was to be escalated and the target has not replied")
     content = reply.content
-    if says_nothing(content) if isinstance(content, Verdict) else not content.strip():
+    if says_nothing(content) if isinstance(content, Verdict) else is_blank(content):
         return "the escalation target's answer is empty"
     if _SURROGATE.search(content.text if isinstance(content, Verdict) else content):
         return "the escalation target's answer holds a lone surrogate and is no valid Unicode text"

@@ -29,7 +29,7 @@ from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard.parts import Structure, scored_parts
 from semgrad_guard.guard.sentences import WITHOUT_END, most_doubtful
 from semgrad_guard.guard.verdicts import binding_of, unscored
-from semgrad_guard.records import Message, PromptForm, SentenceVerdict, ToolCall, Verdict, digest_of
+from semgrad_guard.records import Message, PromptForm, SentenceVerdict, ToolCall, Verdict, digest_of, is_blank
 from semgrad_guard.settings import REPORTED, OnDoubt
 
 TOP = 5
@@ -147,7 +147,7 @@ class ReportedScorer:
         tokens, reason = _tokens_of(text, entries, is_part=is_part)
         reason = _GIVEN_UP if cut is None else reason
         shown, scores, uncertainty = text, dict[str, float](), None
-        if self.by_sentence is not None and text.strip():
+        if self.by_sentence is not None and not is_blank(text):
             spans = sentences(text) if ended is None else ended
             shown = text[: spans[-1][1]]
             end = spans[-1][0 if cut is None else 1]  # the last sentence may have been given up in its middle
@@ -261,7 +261,7 @@ def _tokens_of(text: str, entries: Any, *, is_part: bool = False) -> tuple[list[
     With each comes the place in the text's bytes where it ends. Those behind the answer are left out: the end token,
     what a stop string cut off, and where the text `is_part` of an answer a token that ends beyond it.
     """
-    if not text.strip():
+    if is_blank(text):
         return [], "the answer is empty"
     if not isinstance(entries, Sequence) or not entries:
         return [], "the server reports no log-probabilities"

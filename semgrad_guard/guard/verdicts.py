@@ -26,6 +26,7 @@ from semgrad_guard.records import (
     ToolCall,
     Verdict,
     VerdictDetails,
+    is_blank,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ UNSCORED = "none"
 
 def says_nothing(draft: Verdict) -> bool:
     """Whether an answer has neither text nor calls: it ended at once, or it was a call that cannot be read."""
-    return not draft.text.strip() and not draft.tool_calls
+    return is_blank(draft.text) and not draft.tool_calls
 
 
 _DECIDED = frozenset(

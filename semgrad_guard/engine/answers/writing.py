@@ -34,6 +34,7 @@ from semgrad_guard.engine.prompts.responses import (
     up_to,
 )
 from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape
+from semgrad_guard.records import is_blank
 
 _CONTEXT = 8
 """Tokens that are decoded again before new ones, whose text may depend on them."""
@@ -93,7 +94,7 @@ def visible(ids: Sequence[int], stop: Sequence[str], codec: Codec, clean: Callab
     shown = clean(text)
     ends = [(place, string) for string in stop if (place := shown.find(string)) >= 0]
     end, cut = min(ends, default=(len(shown), None))
-    if not shown[:end].strip():
+    if is_blank(shown[:end]):
         return Visible(shown[:end], (), cut=cut)
     if cut is None:
         return Visible(shown, tuple(ids))
