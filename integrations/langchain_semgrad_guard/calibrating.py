@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Unpack, cast
 from uuid import uuid4
@@ -104,6 +104,11 @@ def _calibrated(
     config: RunnableConfig | Callable[[Any], RunnableConfig] | None = None,
     **options: Any,
 ) -> Steps[Calibration]:
+    if not (isinstance(chain, Runnable | Mapping) or callable(chain)):
+        raise InputError(f"a chain is a Runnable or a function of the input, not a {type(chain).__name__}")
+    given: Any = config
+    if not (given is None or isinstance(given, dict) or callable(given)) or not callable(output):
+        raise InputError("config is a dict or a function of the input, output a function of what the chain returns")
     runnable: Runnable[Any, Any] = coerce_to_runnable(cast("Any", chain))
     router = runnable.router if isinstance(runnable, Guarded) else None
     runs = _Runs(runnable, config or {}, name=name, router=router, output=output)

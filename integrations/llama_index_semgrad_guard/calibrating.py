@@ -97,6 +97,8 @@ def _calibrated(
     if not isinstance(engine, (BaseQueryEngine, BaseChatEngine, BaseWorkflowAgent)) and not callable(engine):
         raise InputError(f"a {type(engine).__name__} is no engine, agent or function that could be asked")
     router = engine.router if isinstance(engine, GuardedQueryEngine | GuardedChatEngine) else None
+    if not callable(output):
+        raise InputError("output is a function of what the engine returns")
     return calibrated(_Runs(engine, name=name, router=router, output=output), examples, grader, **options)
 
 

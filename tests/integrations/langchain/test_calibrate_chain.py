@@ -130,6 +130,10 @@ def test_mistakes() -> None:
         calibrate_chain(model(), EXAMPLES, lambda text, answers: "no", **HOW)  # type: ignore[arg-type]
     with pytest.raises(CalibrationError, match="Every graded answer is an abstention"):
         calibrate_chain(model(), EXAMPLES, lambda text, answers: "abstained", **HOW)
+    for wrong in ({"chain": None}, {"chain": 5}, {"output": 5}, {"config": 5}):
+        given: Any = {"chain": lambda _: "a", **wrong}
+        with pytest.raises(InputError, match=r"a chain is|output a function"):
+            calibrate_chain(given.pop("chain"), [("a?", ["a"])], "exact-match", alpha=0.2, delta=0.2, **given)
     with pytest.raises(InputError, match="pass output="):
         calibrate_chain(model() | (lambda _: 3), EXAMPLES, "contains", **HOW)
     found = calibrate_chain(
