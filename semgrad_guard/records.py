@@ -441,9 +441,6 @@ def trace_fields(record: Mapping[str, Any]) -> dict[str, str | bool | int | floa
     return {f"{METADATA_KEY}.{name}": value for name, value in plain.items() if name != "draft"}
 
 
-_UNSEEN = {"Zs", "Zl", "Zp", "Cc", "Cf"}
-
-
 def is_blank(text: str) -> bool:
-    """Whether a text shows nothing: white space, and characters without a width."""
-    return all(unicodedata.category(letter) in _UNSEEN for letter in text)
+    """Whether a text shows nothing: white space, and characters without a width (Unicode's format characters)."""
+    return all(letter.isspace() or unicodedata.category(letter) == "Cf" for letter in text)
