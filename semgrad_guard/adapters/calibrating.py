@@ -27,7 +27,7 @@ from semgrad_guard.calibration import Binding
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.grading.candidates import FREE
-from semgrad_guard.guard.decision import without_cut_score
+from semgrad_guard.guard.cut_answers import without_cut_score
 from semgrad_guard.guard.question import Router, asking
 from semgrad_guard.guard.timing import Steps, Work, adrive, drive
 from semgrad_guard.guard.verdicts import UNSCORED, RecordedDraft, RecordedScore, binding_of, doubt_of, recording

@@ -265,10 +265,7 @@ def _chosen(request: Any) -> Any:
         return request
     if isinstance(request, str):
         return named_estimator(request)
-    found: Any = request if isinstance(request, FusedStates) else as_estimator(request)
-    if not callable(found) or not hasattr(found, "objective"):
-        raise InputError(f"an estimator is one such as HybridGrad(), its name or 'auto', not {request!r}")
-    return found
+    return request if isinstance(request, FusedStates) else as_estimator(request)
 
 
 def _grader(given: AnyGrader) -> AnswerGrader:

@@ -59,7 +59,7 @@ def as_estimator(given: Estimator | str) -> Estimator:
         raise InputError(f"{given.__name__} is a class: pass an object, {given.__name__}(), or its name")
     if isinstance(given, str):
         given = named_estimator(given)
-    if not hasattr(given, "objective"):
+    if not callable(given) or not hasattr(given, "objective"):
         raise InputError(f"{given!r:.60} is no estimator; give one's name, or an object such as HybridGrad()")
     if isinstance(given, FusedStates) and given.weights is None:
         raise InputError(

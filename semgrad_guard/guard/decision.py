@@ -10,7 +10,7 @@ from typing import Any
 from semgrad_guard.calibration.binding import FIELDS
 from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.call_options import unlike_calls
-from semgrad_guard.engine.sentences import is_unfinished, sentences
+from semgrad_guard.guard.cut_answers import without_cut_score
 from semgrad_guard.guard.parts import decided_fields, without_values
 from semgrad_guard.guard.policy import Policy, Terms
 from semgrad_guard.guard.sentences import decided_sentences, with_delivered
@@ -23,7 +23,6 @@ from semgrad_guard.guard.verdicts import (
     with_promise,
 )
 from semgrad_guard.records import OWN_CODE, Action, PromptForm, Verdict, digest_of
-from semgrad_guard.settings import OnCut
 
 _ESTIMATED = "min_confidence decides by an estimate, which promises nothing"
 _OWN_CODE = "the model runs code that cannot be compared with that of the calibration (a hook, a replaced method)"
@@ -153,39 +152,3 @@ def _withheld(draft: Verdict, policy: Policy) -> str:
     if policy.threshold is None:
         return "the calibration found no threshold that keeps its promise, so nothing is let through"
     return "its uncertainty is above the threshold"
-
-
-# Answers that a limit cut off (`max_tokens`). One that ends within its first sentence is seldom right, and often looks
-# sure: copied passages, beginnings. So it has no score, by default; with "abstain" no answer that was cut off has one.
-# Which rule holds is decided before labels are seen, and bound to the calibration (`Binding.on_cut`): one that was made
-# before these rules scored all of them ("score"), and still does.
-
-FIRST_SENTENCE = "a limit (max_tokens) cut it off within its first sentence"
-LATER = 'a limit (max_tokens) cut it off, and on_cut is "abstain"'
-
-
-def why_unscored(text: str, on_cut: OnCut, *, by_sentence: bool = False) -> str | None:
-    """Why an answer that a limit cut off has no score, or by sentence the last of its sentences; None where it has."""
-    unfinished = is_unfinished(text)
-    if on_cut == "score" or (by_sentence and not unfinished):
-        return None
-    if unfinished and len(sentences(text)) == 1:
-        return FIRST_SENTENCE
-    return LATER if on_cut == "abstain" else None
-
-
-def without_cut_score(draft: Verdict, on_cut: OnCut) -> Verdict:
-    """The undecided draft; unscored where a limit cut it off, and the rule says so.
-
-    Tool calls and values of a structure are whole or not there, so these drafts keep their scores.
-    """
-    details = draft.details
-    if not isinstance(details.cut, int) or draft.status != "scored" or draft.tool_calls or details.fields:
-        return draft
-    if (why := why_unscored(draft.text, on_cut, by_sentence=bool(draft.sentences))) is None:
-        return draft
-    changes = {"status": "unscored", "uncertainty": None, "reason": why}
-    if not draft.sentences:
-        return draft.revised(**changes)
-    last = draft.sentences[-1].model_copy(update={"uncertainty": None, "reason": why})
-    return draft.revised(**changes, sentences=(*draft.sentences[:-1], last))

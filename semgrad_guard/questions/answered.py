@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field
 
+from semgrad_guard.guard.cut_answers import why_unscored
 from semgrad_guard.questions.data import Question
 from semgrad_guard.settings import OnCut
 
@@ -63,8 +64,6 @@ class Answer(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     def judged(self, on_cut: OnCut) -> Self:
         """The answer with the scores that count for a guard with this rule about answers that a limit cut off."""
         by_sentence = bool(self.sentences)
-        from semgrad_guard.guard.decision import why_unscored  # it loads numpy
-
         why = why_unscored(self.text or "", on_cut, by_sentence=by_sentence) if self.is_cut and self.text else None
         if why is None:
             return self

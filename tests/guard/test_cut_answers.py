@@ -12,7 +12,8 @@ from semgrad_guard.adapters.examples import ExampleCalibration
 from semgrad_guard.calibration import Binding
 from semgrad_guard.engine.sentences import is_unfinished
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard.decision import FIRST_SENTENCE, LATER, settle, why_unscored
+from semgrad_guard.guard.cut_answers import FIRST_SENTENCE, LATER, why_unscored
+from semgrad_guard.guard.decision import settle
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.verdicts import RecordedDraft
 from semgrad_guard.questions.answered import Answer, AnsweredSentence, AnswerScore
