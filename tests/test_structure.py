@@ -1,4 +1,7 @@
-"""The shape of the house, read from its syntax trees: imports, public names, and who decides."""
+"""The shape of the house, read from its syntax trees: imports, public names, who decides, and what Windows lacks.
+
+No machine with Windows runs these tests here; the last part finds what would fail there at import or at a first call.
+"""
 
 from __future__ import annotations
 
@@ -215,3 +218,83 @@ def test_only_the_guard_decides() -> None:
 
 def test_mode_and_familiarity_are_judged_in_one_file() -> None:
     assert list(places(rules, iter(MODULES))) == ["semgrad_guard.guard.policy"]
+
+
+# What Windows lacks, unless the code asks first.
+
+LACKED = {
+    "os": (
+        "O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK chown chroot confstr fchown fdatasync fork forkpty geteuid getgid "
+        "getgroups getloadavg getpgid getpgrp getpriority getsid getuid initgroups killpg lchown lockf major makedev "
+        "mkfifo mknod nice openpty pathconf pipe2 posix_fadvise posix_fallocate posix_spawn pread preadv pwrite "
+        "register_at_fork sched_getaffinity sched_setaffinity sendfile setgid setpgid setpriority setsid setuid "
+        "statvfs sync sysconf tcgetpgrp ttyname uname wait wait3 wait4 waitid"
+    ),
+    "signal": (
+        "SIGALRM SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGTSTP SIGUSR1 SIGUSR2 SIGWINCH alarm pause "
+        "pthread_kill pthread_sigmask setitimer siginterrupt sigpending sigwait"
+    ),
+    "socket": "AF_UNIX SO_REUSEPORT",
+    "time": "clock_getres_ns clock_settime pthread_getcpuclockid tzset",
+}
+ABSENT = {"curses", "fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"}
+METHODS = {"add_signal_handler", "remove_signal_handler"}
+ROOTS = ("/dev/", "/proc/", "/sys/", "/tmp/", "/etc/", "/var/")  # noqa: S108 - looked for, not used
+QUESTIONS = ("os.name", "sys.platform", "platform.system", "hasattr")
+
+
+def unportable(tree: ast.AST) -> Iterator[str]:
+    """Each import, attribute and path that Windows lacks, with its line."""
+    aliases = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    homes = {alias.asname or alias.name: alias.name for alias in aliases}
+    for node in unguarded(tree):
+        match node:
+            case ast.Import(names=names):
+                found = [alias.name for alias in names if alias.name.split(".")[0] in ABSENT]
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                lacked = {alias.name for alias in names} & {*LACKED.get(module, "").split()}
+                found = [module] if module.split(".")[0] in ABSENT else sorted(lacked)
+            case ast.Attribute(value=value, attr=attr):
+                lacked = LACKED.get(homes.get(ast.unparse(value), ""), "").split()
+                found = [ast.unparse(node)] if attr in lacked or attr in METHODS else []
+            case ast.Constant(value=str(text)):
+                found = [text] if text.startswith(ROOTS) else []
+            case _:
+                found = []
+        yield from (f"line {getattr(node, 'lineno', 0)}: {one}" for one in found)
+
+
+def unguarded(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those behind a question about the system, or an import that may fail."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, (ast.If, ast.IfExp)) and any(word in ast.unparse(child.test) for word in QUESTIONS):
+            continue
+        if isinstance(child, ast.Try) and any("ImportError" in ast.unparse(handler) for handler in child.handlers):
+            continue
+        yield child
+        yield from unguarded(child)
+
+
+def test_nothing_that_windows_lacks() -> None:
+    assert places(unportable, iter(MODULES)) == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("import fcntl", True),
+        ("from resource import getrusage", True),
+        ("import os as system\nsystem.sync()", True),
+        ("from os import killpg", True),
+        ("import os, signal\nos.kill(1, signal.SIGKILL)", True),
+        ("loop.add_signal_handler(2, f)", True),
+        ("open('/proc/meminfo')", True),
+        ("import os\nif hasattr(os, 'fork'):\n    os.fork()", False),
+        ("import os, sys\nif sys.platform != 'win32':\n    os.sync()", False),
+        ("try:\n    import fcntl\nexcept ImportError:\n    fcntl = None", False),
+        ("import os\nos.replace('a', 'b')", False),
+        ("class os: pass\nmine.fork()", False),
+    ],
+)
+def test_what_asks_first_may(code: str, found: bool) -> None:
+    assert bool(list(unportable(ast.parse(code)))) == found
