@@ -31,7 +31,8 @@ TESTS = (
     "tests/engine/test_reasoning.py",
     "tests/engine/test_rendering.py",
     "tests/engine/test_forms.py",
-    "tests/integrations/langchain/test_tools.py",
+    "tests/guard/test_reasoning.py",
+    "tests/server/test_tools.py",
 )
 LLAMA_CPP = "vendor/llama.cpp/models/templates"
 XINFERENCE = "xinference/model/llm/models"
