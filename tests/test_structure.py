@@ -6,6 +6,7 @@ No machine with Windows runs these tests here; the last part finds what would fa
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -298,3 +299,12 @@ def test_nothing_that_windows_lacks() -> None:
 )
 def test_what_asks_first_may(code: str, found: bool) -> None:
     assert bool(list(unportable(ast.parse(code)))) == found
+
+
+def test_every_file_that_a_check_names_exists() -> None:
+    """Heavy checks run seldom: a test or a script that was moved would be missed late."""
+    checks = [ROOT / "Makefile", *(ROOT / "scripts").rglob("*.py"), *(ROOT / ".github").rglob("*.yml")]
+    named = re.compile(r"(?<![\w./{}-])(?:tests|scripts|benchmarks|research)/[\w/]+\.(?:py|json|ini|txt|toml)\b")
+    found = {(path.name, name) for path in checks for name in named.findall(path.read_text(encoding="utf-8"))}
+    assert len(found) > 30
+    assert {(file, name) for file, name in found if not (ROOT / name).exists()} == set()
