@@ -164,29 +164,20 @@ class CallForm:
     reads_thoughts: bool = False
 
 
-def _tagged(head: str, tail: str, tag: str) -> Mapping[str, Any]:
-    """The response template of calls whose arguments are tags: one that is not closed cannot be read."""
+def _tagged(template: str, head: str, tail: str, tag: str) -> CallForm:
+    """The form of calls whose arguments are tags, which transformers' parser reads."""
     call = {
         "open_pattern": head,
-        "close_pattern": f"(?P<closed>{tail})",
+        "close_pattern": tail,
         "content": "xml-inline",
         "content_args": {"tag_pattern": tag},
         "repeats": True,
-        "transform": {"function": {"name": "{name}", "arguments": "{content}"}, "closed": "{closed}"},
+        "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
     }
-    return {"start_anchor": "\0", "fields": {"content": {"repeats": True, "join": ""}, "tool_calls": call}}
+    fields = {"content": {"repeats": True, "join": ""}, "tool_calls": call}
+    return CallForm(template, head=head, tail=tail, parsed={"start_anchor": "\0", "fields": fields})
 
 
-_CODER = _tagged(
-    r"(?:<tool_call>\s*)?<function=(?P<name>[^>\s]+)>",
-    r"</function>(?:\s*</tool_call>)?",
-    r"<parameter=(?P<key>[^>\s]+)>\n?(?P<value>.*?)\n?</parameter>",
-)
-_GLM = _tagged(
-    r"<tool_call>\s*(?P<name>[^\s<]+)",
-    "</tool_call>",
-    r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
-)
 # The most telling mark first. Relatives that write something else inside the same marks (DeepSeek V3 with ```json) are
 # left out on purpose; so are gpt-oss's calls, which are channels besides the one of the answer.
 CALL_FORMS = (
@@ -220,8 +211,18 @@ CALL_FORMS = (
         between=":0<|tool_call_argument_begin|>",
     ),
     CallForm(r"<\|tool_call\|>", "<|tool_call|>", tail=r"\s*(?:<\|/tool_call\|>\s*)?\Z", listed=True),
-    CallForm("<function=", parsed=_CODER),
-    CallForm("<arg_key>", parsed=_GLM),
+    _tagged(
+        "<function=",
+        r"(?:<tool_call>\s*)?<function=(?P<name>[^>\s]+)>",
+        r"</function>(?:\s*</tool_call>)?",
+        r"<parameter=(?P<key>[^>\s]+)>\n?(?P<value>.*?)\n?</parameter>",
+    ),
+    _tagged(
+        "<arg_key>",
+        r"<tool_call>\s*(?P<name>[^\s<]+)",
+        "</tool_call>",
+        r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
+    ),
     CallForm(
         r"\A(?=.*\"arguments\\?\").*<tool_call>",
         "<tool_call>",
@@ -281,6 +282,7 @@ def calls_in(form: CallForm, text: str, *, prompt: str = "", tools: Sequence[Too
     """
     if form.parsed is not None:
         try:
+            _require_closed(form, text)
             message = parse_response(text, dict(form.parsed), prefix=prompt, tools=[dict(tool) for tool in tools])
             found = tuple(_as_call(call) for call in message.get("tool_calls") or ())
         except (ValueError, KeyError, TypeError):
@@ -304,6 +306,13 @@ def calls_in(form: CallForm, text: str, *, prompt: str = "", tools: Sequence[Too
     for mark in form.frame:
         left = left.replace(mark, "")
     return ToolAnswer(left.rstrip(), tuple(calls), tuple(broken))
+
+
+def _require_closed(form: CallForm, text: str) -> None:
+    """Return unless a call is not closed: transformers' parser would take what there is of it."""
+    begun, ended = (sum(1 for _ in re.finditer(mark, text)) for mark in (form.head or "\0", form.tail))
+    if begun > ended:
+        raise ValueError("a call is not closed")
 
 
 def _read(form: CallForm, text: str, at: int) -> tuple[list[ToolCall], int]:
