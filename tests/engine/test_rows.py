@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 
 from semgrad_guard import GenerationOptions, LanguageModel, Memory
 from semgrad_guard.engine.answers.writing import WrittenAnswer
@@ -242,7 +244,9 @@ def test_which_of_them_have_a_cheap_way() -> None:
     for name in (*STATEFUL, *ARCHITECTURES):
         scorer_of(shared(name)).refresh()  # a score of another test may have shown that one is not exact
     ways = {name: scorer_of(shared(name)).exactness() for name in STATEFUL}
-    assert {name for name, found in ways.items() if found.way == "continued"} >= {"lfm2", "mamba2"}
+    is_newest = Version(transformers.__version__) >= Version("5.24")  # before it, Mamba 2's cache has another name
+    newest = {"mamba2"} if is_newest else set[str]()
+    assert {name for name, found in ways.items() if found.way == "continued"} >= {"lfm2"} | newest
     assert all(scorer_of(shared(name)).exactness().way == "rows" for name in ARCHITECTURES)
 
 
