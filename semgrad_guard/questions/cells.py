@@ -21,17 +21,16 @@ PLACEHOLDERS = frozenset(KNOWN["cells"]["missing"])
 TRUTH = {"true": True, "yes": True, "1": True, "1.0": True, "false": False, "no": False, "0": False, "0.0": False}
 """A flag or a grade, as programs and people write it."""
 
-_DATE = re.compile(r"\d{4}-\d\d-\d\d[ T]00:00:00(?:\.0+)?(?:Z|\+00:00)?|1\d{12}")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d[\d:.]*(?:Z|[+-]\d\d:\d\d)?|1\d{12}")
 """A date as pandas and spreadsheets write it, or its milliseconds."""
-_WORKING = re.compile(r"(?:^|\n)####[ \t]*(\S.*?)\s*\Z")
-_BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
+_WORKING, _BOXED = re.compile(r"(?:^|\s)####\s*"), re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 _BULLET = re.compile(r"(?:[-*•]|\(?\d{1,2}[.)])\s+")
 
-_ALWAYS = r"\||\\n|(?i:<br\s*/?>|</?li>|<sep>|\[sep\]|</s>)|\s#{2,3}\s|[•·]\s|[；｜؛]"
+_ALWAYS = r"[|¦‖∣；｜؛\x1c-\x1f]|\\n|(?i:<br\s*/?>|</?li>|<sep>|\[sep\]|</s>)|#{2}|%%|@@|\*{3}|[•·]\s"
 _IN_SENTENCES = r";\s*(?=[^\sa-z])"
-_IN_PHRASES = r";|[\t\n、]|(?<!\d)\s+/|/\s+(?!\d)|(?i:(?<=\byes)/(?=no\b)|(?<=\bno)/(?=yes\b))"
+_IN_PHRASES = r";|[\t\n、／]|\s(?:~|::)\s|(?<!\d)\s+/|/\s+(?!\d)|(?i:(?<=\byes)/(?=no\b)|(?<=\bno)/(?=yes\b))"
 _BETWEEN_WORDS = r"(?<=[^\W\d_]{2})/(?=[^\W\d_]{2})"
-_OR = r"(?i:[\s(,]+(?:or|a\.?k\.?a\.?)\s+)"
+_OR = r"(?i:[\s(,]+(?:or|oder|ou?|oppure|или|a\.?k\.?a\.?|also known as)\s+|[(,]\s*also\s+)|または|もしくは|或"
 _NUMBERED = r"(?:^|\s)\(?(?:\d|[a-d]|i{1,3})[.)]\s+"
 """Marks between answers: in any text, in a sentence, in a phrase; in a phrase without rates and paths, in a short one,
 and in one that begins with a number."""
@@ -42,12 +41,22 @@ _CALL = (
     r"|str_|float\d+|int\d+|bool_|Decimal|Timestamp|date|datetime)\("
 )
 _CONTAINER = rf"[\[({{]\s*(?:\\?['\"\[({{]|{_CALL}).*[\])}}]|{_CALL}.*\)|\[\s*['\"{{].*|\{{\s*['\"].*|b'.*'|b\".*\""
-_OBJECT = r"(?:page_)?content=['\"].*|[\[({]?\s*[A-Z]\w*\(\w+=.*\)[\])}]?|\[?<[\w.]+ object at 0x[0-9a-fA-F]+>.*"
-_PLAIN_LIST = r"[\[{].*[,;|].*[\]}]|\[[\d.\s]+\]|\([\d\s.,]*,[\d\s.,]*\)|\(\s*\)|\{\s*\}|.*\bdtype: \w+"
+_OBJECT = (
+    r"(?:page_content=|content=|text=|Node ID: )['\"\w].*|[\[({]?\s*[A-Z]\w*\(\w+=.*\)[\])}]?"
+    r"|\[?<[\w.]+ object at 0x[0-9a-fA-F]+>.*|[\[{]\s*'\w.*'.*[\]}]"
+)
+_PLAIN_LIST = r"[\[{].*[,;|].*[\]}]|\[[\d.\s]+\]|\([\d\s.,]*,[\d\s.,]*\)|\(\s*\)|\{\s*\}|.*\\boxed.*"
+_SERIES = r"(?:\w+ .*\n)+.*\bdtype: \w+|[\"'][\[({]\s*['\"].*"
+_TAGGED = r".*<(?P<tag>\w+)[^<>]*>.*</(?P=tag)>.*"
 WRITTEN_OBJECT = re.compile(_OBJECT, re.DOTALL)
-WRITTEN_PASSAGE = re.compile(f"{_CONTAINER}|{_OBJECT}", re.DOTALL)
-_WRITTEN = re.compile(f"{_CONTAINER}|{_OBJECT}|{_PLAIN_LIST}", re.DOTALL)
+WRITTEN_PASSAGE = re.compile(f"{_CONTAINER}|{_OBJECT}|{_SERIES}", re.DOTALL)
+_WRITTEN = re.compile(f"{_CONTAINER}|{_OBJECT}|{_SERIES}|{_PLAIN_LIST}", re.DOTALL)
 """Objects, containers and lists, as programs write them into a text, whole or broken off."""
+_QUOTED = r"(?:(?:\"[^\"]*\"|'[^']*'|“[^”]*”)[\s,]*){2,}"
+_NAMED = r"(?i:(?:the )?(?:\w+ )?(?:answer|text)(?: is)?\s*:).*|\w+\s*[:=][^,;]+(?:[,;]\s*\w+\s*[:=][^,;]+)+"
+_CHOICE = r"\(?[A-Ja-j](?:\)|:\s).*|[A-J]\.|(?i:(?:option|choice|answer)\s+(?:[a-j]|\d))"
+_NOTED = re.compile(f"{_TAGGED}|{_QUOTED}|{_NAMED}|{_CHOICE}", re.DOTALL)
+"""Texts in tags or quotes, texts after names, and choices by their letters, as people note them in a cell."""
 
 
 class FaultError(ValueError):
@@ -89,8 +98,8 @@ def _python_literal(text: str) -> Any:
 
 def result_of(text: str) -> str:
     r"""The answer behind a working: after GSM8K's `####`, or in the only `\boxed{}`; else the text."""
-    if end := _WORKING.search(text):
-        return end[1]
+    if len(parts := _WORKING.split(text.strip())) == 2:
+        return parts[1]
     boxed = _BOXED.findall(text)
     return str(boxed[0]) if len(boxed) == 1 else text
 
@@ -104,7 +113,8 @@ def lines_of(text: str) -> list[str]:
 
 def require_answer(text: str, name: str) -> None:
     """Refuse a text that means a missing answer."""
-    if text.strip().lower() in PLACEHOLDERS and text.strip() != "Na":
+    plainly = text.strip().lower()
+    if {plainly, plainly.strip("()[]<>.!\"'")} & PLACEHOLDERS and text.strip() != "Na":
         raise FaultError(
             f'has {shown(text)} in "{name}", as programs write where an answer is missing: give the right answer, [] '
             f"if abstaining is right, or [{shown(text)}] if it is meant"
@@ -131,6 +141,11 @@ def require_one(text: str, name: str, *, is_listed: bool = False) -> None:
         raise FaultError(
             f'has {shown(text):.200} in "{name}", which looks like several answers: write them as a list, '
             f"{shown(parts):.200}, or {meant:.200} if it is one"
+        )
+    if not is_listed and _NOTED.fullmatch(text.strip()):
+        raise FaultError(
+            f'has {shown(text):.200} in "{name}", with tags, quotes, a name or a letter around the answer: write the '
+            f"answer's text alone, several as a list, or {meant:.200} if all of it is one answer"
         )
 
 

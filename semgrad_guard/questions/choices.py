@@ -15,8 +15,8 @@ COLUMNS, MARKS, _BEFORE = (KNOWN["choices"][name] for name in ("columns", "marks
 _ENDS = ("abcdefghij", "123456789")
 _LABELLED = re.compile(r"\(?([A-Ja-j])[).:]\s*(\S.*)", re.DOTALL)
 _MARK = re.compile(r"\(?([A-Za-z]|\d+)[).:]?")
-_LETTER = re.compile(r"\(?([A-J])[).:]?")
-_LISTED = re.compile(r"(?:^|[\s(])([A-J])[).:]\s")
+_LETTER = re.compile(r"\(?([A-Ja-j1-9])(?:[).:]?|[).:]\s.*)", re.DOTALL)
+_LISTED = re.compile(r"(?:^|[\s(])([A-Ja-j]|[1-9](?=[).]))[).:]\s")
 _MARKS = re.compile(r"[A-J](?:\s*[,;&/]\s*[A-J])+")
 
 
@@ -52,7 +52,7 @@ class Choices:
             found |= {choice for known, choice in self.texts.items() if known == label}
             if label.isdecimal() and self.from_zero:
                 found |= {*[*self.texts.values()][int(label) : int(label) + 1]}
-            if of_columns and not found and label.isdecimal():
+            if of_columns and not found and label.isdecimal() and int(label) > len(self.columns):
                 return None
         if len(found) != 1:
             raise FaultError(
@@ -63,10 +63,10 @@ class Choices:
 
 
 def require_no_letter(text: str, column: str, question: str) -> None:
-    """Refuse the letter of a choice that the question's own text lists."""
+    """Refuse the letter or number of a choice that the question's own text lists."""
     mark = _LETTER.fullmatch(text.strip())
-    listed = set(_LISTED.findall(question))
-    if mark and {"A", "B", mark[1]} <= listed:
+    listed = {label.upper() for label in _LISTED.findall(question)}
+    if mark and mark[1].upper() in listed and (listed >= {"A", "B"} or listed >= {"1", "2"}):
         raise FaultError(
             f'has {shown(text)} in "{column}", a choice that the question lists: write its text, or '
             f"{shown({'text': text})} if the letter is the answer"

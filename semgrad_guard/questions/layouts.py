@@ -27,6 +27,8 @@ _LISTS, _EXPECTED, _ANSWERS = (
 _QUESTION = frozenset(map(plain, KNOWN["columns"]["question"]))
 _REFERENCES = _EXPECTED | {"groundtruth", "groundtruths"}
 _PARTS = _EXPECTED | {"outputs", *_INPUTS}
+_AROUND = {"table", *map(plain, KNOWN["passages"]["names"][1])}
+"""Fields of a document that all of its questions are about."""
 
 
 def records_in(document: Record) -> list[Any]:
@@ -56,7 +58,10 @@ def records_in(document: Record) -> list[Any]:
     named = {name: held for name, held in lists.items() if plain(name) in _LISTS} or lists
     if len(named) > 1:
         raise FaultError(f"with several lists of records in it, {', '.join(named)}: give one of them")
-    return [record for held in named.values() for entry in held for record in _within(entry)] or [document]
+    around = _around(document, [*named.values()])
+    return [{**around, **record} for held in named.values() for entry in held for record in _within(entry)] or [
+        document
+    ]
 
 
 def _objects(held: Any) -> bool:
@@ -71,8 +76,12 @@ def _within(entry: Record) -> list[Record]:
     held = next((entry[name] for name in ("paragraphs", "qas", "qa_pairs") if _objects(entry.get(name))), None)
     if held is None or not _QUESTION.isdisjoint(map(plain, entry)):
         return [entry]
-    around = {name: entry[name] for name in ("context", "passage") if name in entry}
-    return [{**around, **record} for part in held for record in _within(part)]
+    return [{**_around(entry, [held]), **record} for part in held for record in _within(part)]
+
+
+def _around(document: Record, records: list[Any]) -> Record:
+    """The fields that all of a document's `records` share."""
+    return {name: held for name, held in document.items() if plain(name) in _AROUND and held not in records}
 
 
 def flat(record: Record) -> Record:

@@ -32,8 +32,8 @@ HUB = "hub:"
 PARQUET, EXCEL = ".parquet", ".xlsx"
 _DATA = (PARQUET, EXCEL, ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 """The data files of a folder."""
-_PACKED = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"BZh", b"\x28\xb5\x2f\xfd")
-"""The first bytes of other zip files, of Excel's old ones, and of bzip2 and Zstandard."""
+_PACKED = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"BZh", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ")
+"""The first bytes of other zip files, of Excel's old ones, and of bzip2, Zstandard and xz."""
 
 _AT_ONCE = 1024
 
