@@ -31,8 +31,8 @@ from semgrad_guard.grading.learning_set import LearningSet
 from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.loading import ModelSource, load_estimator
 from semgrad_guard.questions.data import Question, QuestionFile, wordings
-from semgrad_guard.questions.job_record import number_of_try
 from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.run_record import number_of_try
 from semgrad_guard.settings import REPORTED, OnCut, OnDoubt
 
 

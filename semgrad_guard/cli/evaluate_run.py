@@ -34,11 +34,10 @@ from semgrad_guard.paper.graded import GradedRun, read_graded, write_graded
 from semgrad_guard.paper.report import is_report, write_report
 from semgrad_guard.paper.results import Results, is_graded_table
 from semgrad_guard.paper.tables import is_table
-from semgrad_guard.questions.answered import EvaluatedAnswer
 from semgrad_guard.questions.data import QuestionFile
 from semgrad_guard.questions.data_files import Output, make_folder, read_by, require_outputs
-from semgrad_guard.questions.job_record import is_record, read_record
 from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.run_record import EvaluatedAnswer, is_record, read_record
 from semgrad_guard.questions.sources import HUB
 from semgrad_guard.settings import JudgedBy
 

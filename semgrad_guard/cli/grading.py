@@ -23,10 +23,9 @@ from semgrad_guard.grading.sheets import (
     some_of,
 )
 from semgrad_guard.grading.sheets import grade as graded
-from semgrad_guard.questions.answered import Answer, EvaluatedAnswer
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.data_files import STDIN, Output, beside, require_outputs
-from semgrad_guard.questions.job_record import is_record, read_record
+from semgrad_guard.questions.run_record import Answer, EvaluatedAnswer, is_record, read_record
 
 
 def load_graders(specs: Sequence[str], *, nli: str | None = None) -> Sequence[AnswerGrader]:

@@ -15,8 +15,8 @@ from semgrad_guard.cli.terminal import OUT, note, progress, say, show_line
 from semgrad_guard.named import POCKET
 from semgrad_guard.questions.data import Question, QuestionFile, with_paraphrases
 from semgrad_guard.questions.data_files import Output, beside, read_by, require_outputs, sole_writer
-from semgrad_guard.questions.job_record import is_record
 from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.run_record import is_record
 from semgrad_guard.settings import DtypeName
 
 if TYPE_CHECKING:

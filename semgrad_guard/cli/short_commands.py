@@ -17,9 +17,8 @@ from rich.table import Table
 from semgrad_guard.cli.terminal import OUT, note, status
 from semgrad_guard.errors import InputError, MissingExtraError
 from semgrad_guard.named import FETCHABLE, POCKET, folder_of
-from semgrad_guard.questions.answered import EvaluatedAnswer
 from semgrad_guard.questions.data_files import Output, make_folder, require_outputs
-from semgrad_guard.questions.job_record import read_record
+from semgrad_guard.questions.run_record import EvaluatedAnswer, read_record
 from semgrad_guard.settings import JudgedBy, OnDoubt
 
 _SIZES = (50, 100, 300, 1000)

@@ -18,11 +18,10 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.estimators.base import timed
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.paper.measuring import measure
-from semgrad_guard.questions.answered import AnswerScore, EvaluatedAnswer
 from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.job_record import JobRecord, Progress
 from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.questions.run import A, Answering
+from semgrad_guard.questions.run_record import AnswerScore, EvaluatedAnswer, JobRecord, Progress
 from semgrad_guard.records import Message
 
 

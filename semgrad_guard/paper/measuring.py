@@ -14,8 +14,8 @@ from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.base import timed
 from semgrad_guard.estimators.gradients import ObservedEstimator, ReplayEstimator
 from semgrad_guard.estimators.samples import AskingEstimator
-from semgrad_guard.questions.answered import AnswerScore, SampleSet
 from semgrad_guard.questions.run import kept_score, observing_first
+from semgrad_guard.questions.run_record import AnswerScore, SampleSet
 
 _DIGITS = 6  # of a sample's log-probabilities
 

@@ -18,8 +18,8 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.responses import Foreign
 from semgrad_guard.engine.words import normalise
 from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.job_record import JobRecord, Progress
 from semgrad_guard.questions.run import complete
+from semgrad_guard.questions.run_record import JobRecord, Progress
 from semgrad_guard.records import Message
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from semgrad_guard.paper.intervals import LEVEL, RESAMPLES
 from semgrad_guard.paper.summary import RunSummary, promises, standing, summarize
 from semgrad_guard.paper.tables import all_tables, guaranteed_tables
 from semgrad_guard.questions.data_files import make_folder, require_writable
-from semgrad_guard.questions.job_record import flat
+from semgrad_guard.questions.run_record import flat
 
 FILE = "report.html"
 TABLES = "tables"

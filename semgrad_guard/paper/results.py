@@ -15,8 +15,8 @@ from semgrad_guard.grading.candidates import cross_fitted
 from semgrad_guard.grading.grader import ABSTAINED, Verdicts
 from semgrad_guard.named import title_of
 from semgrad_guard.paper.graded import GradedRun
-from semgrad_guard.questions.answered import EvaluatedAnswer
 from semgrad_guard.questions.data_files import first_line, write_table
+from semgrad_guard.questions.run_record import EvaluatedAnswer
 
 _ASKED = ("id", "key", "kind", "question", "references", "answer")
 

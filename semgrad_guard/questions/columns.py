@@ -11,22 +11,30 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from semgrad_guard.questions.cells import (
+from semgrad_guard.questions.layouts import (
+    COLUMNS,
     KNOWN,
+    MARKS,
     PLACEHOLDERS,
     TRUTH,
     WRITTEN_OBJECT,
     WRITTEN_PASSAGE,
+    Choices,
     FaultError,
+    Record,
+    choices_of,
+    flat,
     lines_of,
     literal,
+    plain,
     require_answer,
+    require_no_letter,
     require_one,
     result_of,
+    several,
     shown,
+    span_answers,
 )
-from semgrad_guard.questions.choices import COLUMNS, MARKS, Choices, choices_of, require_no_letter, several
-from semgrad_guard.questions.layouts import Record, flat, plain, span_answers
 
 Need = Literal["answers", "response", "question"]
 """The content that a line must have: references (to calibrate), a response (to score), or just a question."""

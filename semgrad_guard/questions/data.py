@@ -19,10 +19,9 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import DataFileError, InputError
-from semgrad_guard.questions.cells import FaultError
 from semgrad_guard.questions.columns import NO_PASSAGE, Fields, Need, fields_of, listed
 from semgrad_guard.questions.data_files import called
-from semgrad_guard.questions.layouts import Record
+from semgrad_guard.questions.layouts import FaultError, Record
 from semgrad_guard.questions.sources import Entry, entries
 
 

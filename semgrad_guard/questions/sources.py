@@ -19,10 +19,9 @@ from zipfile import BadZipFile
 from semgrad_guard.errors import DataFileError, MissingExtraError
 from semgrad_guard.files import TwiceError, distinct, reason
 from semgrad_guard.pocket import QUESTIONS_PATH
-from semgrad_guard.questions.cells import FaultError
 from semgrad_guard.questions.columns import tells_even_if_empty
 from semgrad_guard.questions.data_files import STDIN, Row, called, read_table, rows_of, unpacked
-from semgrad_guard.questions.layouts import records_in
+from semgrad_guard.questions.layouts import FaultError, records_in
 
 POCKET = "pocket"
 """The name of questions about the embedded model's world; a file of that name is ./pocket."""

@@ -13,8 +13,7 @@ from click.testing import Result
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.cli import evaluate_run, loading
-from semgrad_guard.questions.answered import EvaluatedAnswer
-from semgrad_guard.questions.job_record import read_record
+from semgrad_guard.questions.run_record import EvaluatedAnswer, read_record
 
 from .helpers import ASKED, TOKENS, flat, jsonl, merged
 
