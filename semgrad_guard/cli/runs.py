@@ -1,9 +1,10 @@
-"""The steps of `evaluate`: read, answer (or take the recorded answers), grade, write into its folder, and show."""
+"""The runs of `calibrate` and `evaluate`: answers, or recorded ones, their grades, and the calibration or report."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,33 +14,162 @@ import typer
 from rich import box
 from rich.table import Table
 
-from semgrad_guard.cli import loading
-from semgrad_guard.cli.grading import recorded_keys, show_grades
-from semgrad_guard.cli.terminal import OUT, kept_on_interrupt, note, say, show_line, status
+from semgrad_guard.calibration import Binding
+from semgrad_guard.calibration.calibration_set import Copies
+from semgrad_guard.cli import grading, loading
+from semgrad_guard.cli.answers import ModelWriter, ServerWriter
+from semgrad_guard.cli.command import Output, read_by, require_outputs
+from semgrad_guard.cli.grading import Files, recorded_keys, show_grades
+from semgrad_guard.cli.terminal import OUT, kept_on_interrupt, note, say, say_cut, say_unscored, show_line, status
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.errors import InputError
-from semgrad_guard.estimators import Estimator, FusedStates
+from semgrad_guard.estimators import NEEDS_LABELS, Estimator, FusedStates
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
 from semgrad_guard.estimators.text_pairs import CrossEncoder, NLIEquivalence
 from semgrad_guard.grading import GRADERS, AnswerGrader, default_grader
 from semgrad_guard.grading.by_name import entailment_model, is_final, no_verdict
-from semgrad_guard.grading.grader import ABSTAINED, Verdicts
+from semgrad_guard.grading.candidates import (
+    CANDIDATES,
+    FREE,
+    Outcome,
+    calibrate_best,
+    calibrate_by_hand,
+    calibrate_learned,
+    calibrate_scored,
+)
+from semgrad_guard.grading.grader import ABSTAINED, Grade, Verdicts
+from semgrad_guard.grading.learning_set import LearningSet
 from semgrad_guard.grading.sheets import GRADES, HUMAN, SheetAnswer, extend_sheet, grade, labels_for, with_references
 from semgrad_guard.guard.calibrated_estimator import require_by_sentence
-from semgrad_guard.loading import ModelSource
+from semgrad_guard.guard.reported import ReportedScorer
+from semgrad_guard.loading import ModelSource, load_estimator
 from semgrad_guard.metrics import aurc, auroc
 from semgrad_guard.paper.experiment import Experiment, SampledQuestions, semgrad_ablations
 from semgrad_guard.paper.graded import GradedRun, read_graded, write_graded
 from semgrad_guard.paper.report import is_report, write_report
 from semgrad_guard.paper.results import Results, is_graded_table
 from semgrad_guard.paper.tables import is_table
-from semgrad_guard.questions.data import QuestionFile
-from semgrad_guard.questions.data_files import Output, make_folder, read_by, require_outputs
+from semgrad_guard.questions.data import Question, QuestionFile, wordings
+from semgrad_guard.questions.data_files import make_folder
 from semgrad_guard.questions.prompts import Phrasing
-from semgrad_guard.questions.run_record import EvaluatedAnswer, is_record, read_record
+from semgrad_guard.questions.run_record import EvaluatedAnswer, is_record, number_of_try, read_record
 from semgrad_guard.questions.sources import HUB
-from semgrad_guard.settings import JudgedBy
+from semgrad_guard.settings import REPORTED, JudgedBy, OnCut, OnDoubt
+
+
+def estimators_for(name: str | None) -> Sequence[Estimator]:
+    """The estimators behind an `--estimator`: with it the scores that generating computes anyway, one of which takes
+    the place of a learned one where there are too few labels."""
+    if name == "auto":
+        own: list[Estimator] = list(CANDIDATES)
+    else:
+        own = [FusedStates() if name in NEEDS_LABELS else load_estimator(name)]
+    return [*own, *(free for free in FREE if free.name not in [one.name for one in own])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How to answer, score, grade and calibrate. `by_hand` is how many of the surest answers people grade."""
+
+    source: ModelSource
+    server: str | None
+    estimator: str | None
+    phrasing: Phrasing
+    decoding: GenerationOptions
+    by_hand: int | None
+    by_sentence: OnDoubt | None
+    on_cut: OnCut
+    graders: Sequence[AnswerGrader]
+    alpha: float
+    delta: float
+    copies: Copies | None
+
+    def __call__(self, questions: QuestionFile, files: Files) -> Outcome:
+        """Answer the missing questions, grade, and calibrate."""
+        rows = questions.rows
+        self.phrasing.require(rows)
+        template = self.phrasing.name(rows)
+        writer = self._writer(template)
+        grader = next(iter(self.graders), GRADERS[default_grader(writer.prompt_name(template))])
+        answers = writer.answers(rows, files.answers, template)
+        say_unscored(answers)
+        say_cut(answers, self.decoding.max_tokens)
+        times = questions.times if self.copies == "keep" else ()
+        # The places of all answers, those of traffic as often as they were asked for.
+        everything = [row for row in range(len(rows)) for _ in range(times[row] if times else 1)]
+        named = writer.scorer.estimator if isinstance(writer, ServerWriter) else None
+        scored_by = drawn = None
+        if self.by_hand is not None:
+            scored_by = named or load_estimator(self.estimator).name
+            drawn = grading.draw(rows, answers, everything, scored_by, alpha=self.alpha, count=self.by_hand)
+        grades = grading.grade(
+            rows,
+            answers,
+            grader,
+            book=files.grades,
+            only=drawn,
+            by_sentence=self.by_sentence is not None,
+            labels=files.labels,
+            others=grading.recorded_keys(files.answers),
+        )
+        graded = grades.of_answers
+        places = [row for row in everything if drawn is not None or row in graded]
+        _say_near([rows[i] for i in graded])
+        kept, found = [rows[i] for i in places], [answers[i] for i in places]
+        correct: Verdicts = [graded.get(i) for i in places]
+        forms = self.phrasing.forms(kept, writer.form)
+        prompts = forms if any(forms) else None
+        by_sentence = self.by_sentence is not None
+        parts = [[one is True for one in grades.units[row]] for row in places] if by_sentence else None
+        how: dict[str, Any] = {"alpha": self.alpha, "delta": self.delta}
+        how |= {} if self.by_sentence is None else {"on_doubt": self.by_sentence}
+        how |= {} if self.by_hand is None else {"by_hand": self.by_hand}
+        labels = [[answer.key, own] for answer, own in zip(found, correct if parts is None else parts, strict=True)]
+        digest = hashlib.sha256(json.dumps(labels, default=list).encode()).hexdigest()[:16]
+        settings = {"estimator": self.estimator, "labels": digest, "copies": self.copies, "on_cut": self.on_cut, **how}
+        how |= {"tries": number_of_try(files.answers, settings), "copies": self.copies}
+        bind: Callable[[Any], Binding] = writer.binding(grades.grader)
+        if scored_by is not None:
+            estimator = None if named is not None else load_estimator(self.estimator)
+            scores = [answer.uncertainty(scored_by) for answer in found]
+            how |= {"groups": [row.key for row in kept], "binding": bind(estimator), "prompts": prompts}
+            outcome = calibrate_by_hand(scores, correct, **how)
+        else:
+            given: list[Grade] = [graded[i] for i in places]
+            known = LearningSet.of(kept, found, given, prompts=prompts, copies=self.copies, sentences=parts)
+            if named is not None:
+                outcome = calibrate_scored(known, named, binding=bind(None), **how)
+            elif self.estimator == "auto":
+                outcome = calibrate_best(known, bind=bind, **how)
+            elif self.estimator in NEEDS_LABELS:
+                outcome = calibrate_learned(known, FusedStates(), bind=bind, **how)
+            else:
+                estimator = load_estimator(self.estimator)
+                outcome = calibrate_scored(known, estimator, binding=bind(estimator), **how)
+        cut = [grade for row, grade in graded.items() if answers[row].is_cut and grade != ABSTAINED]
+        return replace(outcome, no_verdict=grades.no_verdict, n_cut=len(cut), n_cut_wrong=cut.count(False))
+
+    def _writer(self, template: str) -> ModelWriter | ServerWriter:
+        if self.server is None:
+            model = loading.load(self.source)
+            estimators = {estimator.name: estimator for estimator in estimators_for(self.estimator)}
+            return ModelWriter(model, estimators, template, self.decoding, self.phrasing, self.by_sentence, self.on_cut)
+        scorer = ReportedScorer(self.source.model, self.estimator or REPORTED[0], by_sentence=self.by_sentence)
+        return ServerWriter(self.server, scorer, self.decoding, self.phrasing, self.on_cut)
+
+
+def _say_near(questions: Sequence[Question]) -> None:
+    near = [(row, first) for row, first in enumerate(wordings(questions)) if row != first]
+    if near:
+        row, first = near[0]
+        say(
+            f"{len(near)} of {len(questions)} questions are close to another one: {questions[row].question!r} and "
+            f"{questions[first].question!r}, for example. Wordings of one fact are not independent draws: the promise "
+            "is weaker than stated where they are many. Keep one of each.",
+            label="Warning",
+        )
+
 
 _SAMPLED = 300
 """Questions of each kind in which the methods that draw samples take part, a seeded choice; the others take all."""
@@ -76,7 +206,7 @@ def estimators_of(
 
 
 @dataclass(frozen=True)
-class Run:
+class Answered:
     """Answers, and the settings of the run that gave them."""
 
     answers: Sequence[EvaluatedAnswer]
@@ -95,7 +225,7 @@ def read(data: Path | None, columns: loading.Pairs | None, *, limit: int | None,
 
 def answer(
     questions: QuestionFile | None,
-    files: Files,
+    files: EvaluationFolder,
     estimators: Mapping[str, Estimator],
     *,
     source: ModelSource,
@@ -103,7 +233,7 @@ def answer(
     max_tokens: int,
     by: JudgedBy,
     seed: int,
-) -> Run:
+) -> Answered:
     """Answer and measure the missing questions; Ctrl-C tells how many are kept."""
     rows = () if questions is None else questions.rows
     phrasing.require(rows)
@@ -121,10 +251,10 @@ def answer(
     )
     with kept_on_interrupt("Answering", f"answers are kept in {files.answers}") as tell:
         answers = experiment.run(rows, files.answers, batch_size=loading.BATCH, on_progress=tell)
-    return Run([row for one in answers for row in one.rows_by_sentence], experiment.settings(rows))
+    return Answered([row for one in answers for row in one.rows_by_sentence], experiment.settings(rows))
 
 
-def kept(files: Files, questions: QuestionFile | None) -> Run:
+def kept(files: EvaluationFolder, questions: QuestionFile | None) -> Answered:
     """The answers there are, with the references of the questions, if those are given."""
     settings, answers = read_record(files.answers, EvaluatedAnswer)
     if questions is not None:
@@ -134,11 +264,15 @@ def kept(files: Files, questions: QuestionFile | None) -> Run:
             note(f"{missing} of {len(questions.rows)} questions have no answer yet; without --regrade they get one.")
     if not answers:
         raise InputError(f"{files.answers} holds no answer to grade; run the command without --regrade.")
-    return Run([row for one in answers for row in one.rows_by_sentence], settings)
+    return Answered([row for one in answers for row in one.rows_by_sentence], settings)
 
 
 def grade_run(
-    run: Run, graders: Sequence[AnswerGrader], labels: Path | None, files: Files, questions: QuestionFile | None
+    run: Answered,
+    graders: Sequence[AnswerGrader],
+    labels: Path | None,
+    files: EvaluationFolder,
+    questions: QuestionFile | None,
 ) -> Results:
     """Every grader's verdicts; people, where there are labels, decide."""
     answers = run.answers if questions is None else with_references(run.answers, questions.rows)
@@ -162,7 +296,7 @@ def grade_run(
     return results
 
 
-def _name(questions: QuestionFile | None, files: Files) -> str:
+def _name(questions: QuestionFile | None, files: EvaluationFolder) -> str:
     """The name of the questions in the results: that of their file or dataset, or the one of last time."""
     if questions is None:
         return read_graded(files.run).data if files.run.exists() else files.folder.name
@@ -170,7 +304,7 @@ def _name(questions: QuestionFile | None, files: Files) -> str:
     return source.removeprefix(HUB) if source.startswith(HUB) else questions.path.stem
 
 
-class Files:
+class EvaluationFolder:
     """The files of an evaluation in its folder.
 
     `answers` is the record of the run, `grades` has the verdicts of models and judges, `table` a row for every
@@ -214,7 +348,7 @@ class Files:
         require_outputs(outputs, inputs=inputs)
 
 
-def write(results: Results, files: Files, others: Sequence[GradedRun] | None) -> None:
+def write(results: Results, files: EvaluationFolder, others: Sequence[GradedRun] | None) -> None:
     """The table, the sheet for people, which is extended where it is there, and the report, which shows `others` too;
     None: there is no report."""
     results.write_csv(files.table)
@@ -225,7 +359,7 @@ def write(results: Results, files: Files, others: Sequence[GradedRun] | None) ->
             write_report([results.graded_run, *others], files.folder)
 
 
-def show(results: Results, files: Files, *, as_json: bool, reported: bool = True) -> None:
+def show(results: Results, files: EvaluationFolder, *, as_json: bool, reported: bool = True) -> None:
     """The methods, best first, and the places of the files.
 
     `reported` tells that this command wrote the report: an existing page may be older.
