@@ -26,7 +26,7 @@ from semgrad_guard.settings import DtypeName, JudgedBy, OnNoThreshold
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Drift
     from semgrad_guard.guard import Policy
-    from semgrad_guard.questions.prompts import ScoredText, TextScorer
+    from semgrad_guard.questions.run import ScoredText, TextScorer
 
 
 def ask(  # noqa: PLR0913  # a command's options are its arguments
@@ -144,7 +144,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     """
     from semgrad_guard.cli.rendering import drift_line, scores_view
     from semgrad_guard.guard import judged_by
-    from semgrad_guard.questions.prompts import TextScorer
+    from semgrad_guard.questions.run import TextScorer
 
     phrasing, sources = loading.phrasing(prompt, system)
     given = [path for path in (data, calibration, Path(model)) if path is not None]
