@@ -27,7 +27,7 @@ from typer.core import TyperCommand
 
 from semgrad_guard.cli import terminal
 from semgrad_guard.cli.terminal import ERR, Loudness, is_verbose, say, speak
-from semgrad_guard.decision_log.savings import Price
+from semgrad_guard.decision_log.entries import Price
 from semgrad_guard.errors import InputError, SemGradGuardError
 from semgrad_guard.estimators import NEEDS_LABELS
 from semgrad_guard.files import table_of

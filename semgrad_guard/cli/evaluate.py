@@ -57,7 +57,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     """
     from semgrad_guard.cli import grading, runs
     from semgrad_guard.paper.drawing import require_drawable
-    from semgrad_guard.paper.graded import read_graded
+    from semgrad_guard.paper.results import read_graded
 
     by = by or "answer"
     one_from_stdin(data=data, prompt=prompt, system=system, labels=labels)

@@ -46,9 +46,8 @@ from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.loading import ModelSource, load_estimator
 from semgrad_guard.metrics import aurc, auroc
 from semgrad_guard.paper.experiment import Experiment, SampledQuestions, semgrad_ablations
-from semgrad_guard.paper.graded import GradedRun, read_graded, write_graded
 from semgrad_guard.paper.report import is_report, write_report
-from semgrad_guard.paper.results import Results, is_graded_table
+from semgrad_guard.paper.results import GradedRun, Results, is_graded_table, read_graded, write_graded
 from semgrad_guard.paper.tables import is_table
 from semgrad_guard.questions.data import Question, QuestionFile, wordings
 from semgrad_guard.questions.data_files import make_folder

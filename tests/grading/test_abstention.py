@@ -10,9 +10,8 @@ from langchain_core.language_models import FakeListChatModel
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.grading import GRADERS, AnswerGrader, AnswerToGrade, Contains
-from semgrad_guard.grading.abstention import abstains
 from semgrad_guard.grading.by_name import Judge, is_final, load_graders
-from semgrad_guard.grading.grader import settled
+from semgrad_guard.grading.grader import abstains, settled
 
 TEXTS = json.loads((Path(__file__).parents[1] / "fixtures" / "abstentions.json").read_text(encoding="utf-8"))
 
