@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy import special
 from simulations import WITHIN, arguments, finished, simulated_all, table, when_and_where
 
-from semgrad_guard.calibration import confidence, gates, thresholds
+from semgrad_guard.calibration import confidence, gates, planning
 from semgrad_guard.calibration.gates import share_of
 
 DELTA = 0.1
@@ -193,7 +193,7 @@ def tried(design: Design, kind: str, shared: bool, repetitions: int) -> float:
             wrong = rng.random(100) < population.risk(math.inf)
             columns = [population.scores(rng, wrong) for _ in range(8)]
             if kind == "a score, then the best AUROC of 8":
-                columns = [columns[0], max(columns[1:], key=lambda column: thresholds.auroc(column, ~wrong) or 0.0)]
+                columns = [columns[0], max(columns[1:], key=lambda column: planning.auroc(column, ~wrong) or 0.0)]
             outcomes = [
                 (column, threshold(column, wrong, design.alpha, k)) for k, column in enumerate(columns, start=1)
             ]

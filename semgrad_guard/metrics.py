@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.calibration import thresholds
+from semgrad_guard.calibration import planning
 from semgrad_guard.errors import InputError
 
 
@@ -36,7 +36,7 @@ def auroc(uncertainties: Sequence[float | None], correct: Sequence[bool]) -> flo
     """
     scores, labels = as_arrays(uncertainties, correct)
     scored = np.isfinite(scores)
-    return thresholds.auroc(scores[scored], labels[scored])
+    return planning.auroc(scores[scored], labels[scored])
 
 
 def risk_coverage(uncertainties: Sequence[float | None], correct: Sequence[bool]) -> RiskCoverage:

@@ -7,7 +7,7 @@ exchangeable (drawn from one population, independently); `drift.py` watches for 
 
 `recalibrate` makes a new calibration from the decisions of an old one: a proposal, for a person to take or not. The
 grades are those of promised answers that were drawn at random. These are a random part of the answers up to the old
-threshold, so gates over them are exact as in `thresholds`. Answers above it were not delivered, and none of them is
+threshold, so gates over them are exact as in `planning`. Answers above it were not delivered, and none of them is
 graded: a proposal can keep the threshold or lower it, and never raise it.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from semgrad_guard.calibration import thresholds
+from semgrad_guard.calibration import planning
 from semgrad_guard.calibration.binding import Binding, EstimatorChoice, Unit
 from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.calibration_set import (
@@ -123,7 +123,7 @@ def calibrate(  # a promise has these conditions, and every one has its default
     if by_hand is None:
         outcome = of_answers(answers, sentences, **rates)
     else:
-        part = thresholds.draw(answers, named, alpha=alpha, count=by_hand)
+        part = planning.draw(answers, named, alpha=alpha, count=by_hand)
         tested = part.graded(answers, labels)
         outcome = of_part(answers, tested, **rates)
     parts = None if sentences is None else sentences.part(answers.rows)
@@ -146,7 +146,7 @@ def calibrate(  # a promise has these conditions, and every one has its default
         shape=shape,
         copies=copies,
         tries=tries,
-        auroc=thresholds.auroc(*graded),
+        auroc=planning.auroc(*graded),
         by_hand=None if part is None else part.record,
         sentences=None if parts is None else parts.record(outcome["threshold"]),
         **outcome,
@@ -306,7 +306,7 @@ def recalibrate(
         choice=old.choice,
         shape=old.shape,
         requested=old.requested,
-        by_hand=thresholds.HandGrades(
+        by_hand=planning.HandGrades(
             count=len(grades), share=delivered / len(known), drawn_from=delivered, below=old.threshold
         ),
     )

@@ -26,7 +26,8 @@ from pydantic import BaseModel
 
 from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.calibration_set import read_rate
-from semgrad_guard.calibration.thresholds import plan, upwards
+from semgrad_guard.calibration.planning import plan
+from semgrad_guard.calibration.thresholds import upwards
 
 _AUTO = "the best on a part of the labels, and with few labels one that costs nothing, whatever its AUROC"
 

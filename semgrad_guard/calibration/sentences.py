@@ -10,7 +10,7 @@ G-NLL from .893 to .819, and at alpha .2 `drop` delivers 61 % of the right ones 
 (docs/results/sentences.md). Length and place tell of the kind of fact.
 
 For a plan, a set's own answers are drawn again and again, with all that their sentences have in common. Before anything
-is labelled they are simulated: scores of right and of wrong sentences are normal, as in `thresholds`, and correlated in
+is labelled they are simulated: scores of right and of wrong sentences are normal, as in `planning`, and correlated in
 an answer.
 
 **Two promises, by gates over answers**: sentences of one answer depend on each other, so the answer is the independent
@@ -59,9 +59,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from semgrad_guard.calibration import gates, thresholds
+from semgrad_guard.calibration import gates, planning
 from semgrad_guard.calibration.calibration_set import Effect, read_rate, read_set
-from semgrad_guard.calibration.thresholds import Plan
+from semgrad_guard.calibration.planning import Plan
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.records import Verdict
 from semgrad_guard.settings import OnDoubt
@@ -342,7 +342,7 @@ def simulated(*, error: float, auroc: float, sentences: int, on_doubt: OnDoubt, 
     order = np.argsort(normal(), axis=None)
     wrong = np.zeros(shape, np.bool_)
     wrong.ravel()[order[: round(error * order.size)]] = True
-    scores: NDArray[np.float64] = normal() + thresholds.shift(auroc) * wrong
+    scores: NDArray[np.float64] = normal() + planning.shift(auroc) * wrong
     compared = np.maximum.accumulate(scores, axis=1) if on_doubt == "stop" else scores
     lengths = np.full(_POPULATION, sentences)
     return SentenceSet(compared, wrong, rng.random(shape), lengths, on_doubt, promise)
@@ -372,12 +372,12 @@ def sentence_advice(answers: SentenceSet, *, alpha: float, delta: float) -> str:
     """The labels that it takes, by answers with which no threshold was found."""
     error, quality = _quality(answers)
     if quality is None:
-        return thresholds.of_one_kind(error, gates.fewest_answers(alpha=alpha, delta=delta))
+        return planning.of_one_kind(error, gates.fewest_answers(alpha=alpha, delta=delta))
     planned = partial(plan_sentences, answers=answers, alpha=alpha, delta=delta)
-    return thresholds.in_words(planned(len(answers.lengths)), thresholds.enough_of(planned))
+    return planning.in_words(planned(len(answers.lengths)), planning.enough_of(planned))
 
 
 def _quality(answers: SentenceSet) -> tuple[float, float | None]:
     """The error rate of the sentences, and the AUROC of their scores."""
     scores, right = answers.graded
-    return float((~right).mean()) if len(right) else 1.0, thresholds.auroc(scores, right)
+    return float((~right).mean()) if len(right) else 1.0, planning.auroc(scores, right)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from semgrad_guard.calibration.thresholds import rows_to_grade, share_to_grade
+from semgrad_guard.calibration.planning import rows_to_grade, share_to_grade
 from semgrad_guard.cli.command import Output, require_outputs
 from semgrad_guard.cli.loading import quietly
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, say

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from semgrad_guard.calibration import gates
-from semgrad_guard.calibration.thresholds import enough, plan
+from semgrad_guard.calibration.planning import enough, plan
 
 from .test_gates import normal
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from semgrad_guard.calibration import Calibration, calibrate
+from semgrad_guard.calibration.planning import plan
 from semgrad_guard.calibration.promise import report
-from semgrad_guard.calibration.thresholds import plan
 from semgrad_guard.pocket import CALIBRATION_PATH
 
 from .made_prompts import closed_book, drawn
