@@ -2,7 +2,7 @@
 
 They share the rule for a whole answer that abstains (it does not know, or the passages do not tell, and it claims
 nothing else): it is neither right nor wrong, like a guard's own abstention. `contains` judges single mentions: whether
-an abstention comes before one. Abstentions are told by the English wordings in `refusals.toml`.
+an abstention comes before one. Abstentions are known by the English wordings in `refusals.toml`.
 """
 
 from __future__ import annotations

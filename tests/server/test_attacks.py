@@ -20,10 +20,11 @@ from semgrad_guard.server.protocol import ChatRequest, FeedbackRequest, ScoreReq
 from semgrad_guard.server.remote import RemoteServer
 from semgrad_guard.server.responses import ResponsesRequest
 from semgrad_guard.server.text_completions import TextRequest
-from semgrad_guard.server.upstream import Upstream
+from semgrad_guard.server.upstream import RemoteTarget, Upstream
 from tests.decision_log.test_feedback import written
 
 from .conftest import NONE, OPTIONS, Serve, asking
+from .others import Other
 from .test_other_protocols import CHAT, RESPONSES, TEXT, prompting, responding
 
 TEMPTING = (
@@ -182,7 +183,18 @@ async def test_one_request_does_not_fill_the_queue(serve: Serve) -> None:
         assert (await client.get("/readyz")).status_code == 200
 
 
-SECRETS = ("/srv/models", "an-account", "secret-host", "5432", "log.db")
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_no_request_asks_a_target_for_more_than_the_operator_allows(serve: Serve, name: str) -> None:
+    large = Other()
+    target = RemoteTarget(RemoteServer("http://large/v1", transport=large), "large")
+    async with serve(NONE, target=target) as client:
+        for limit in (10**6, 3):
+            response = await client.post(CHAT, json=asking(**{name: limit}))
+            assert response.headers["x-semgrad-guard-action"] == "escalate"
+    assert [body[name] for body in large.bodies] == [OPTIONS.max_tokens, 3]
+
+
+SECRETS = ("/srv/models", "an-account", "secret-host", "5432", "10.1.2.3", "log.db")
 
 
 async def test_errors_show_no_path_host_or_account(serve: Serve, make_served: Any, tmp_path: Path) -> None:
@@ -199,7 +211,10 @@ async def test_errors_show_no_path_host_or_account(serve: Serve, make_served: An
             ):
                 assert response.status_code == 503
                 texts.append(response.text)
-    words = "cannot load /srv/models/x.gguf for an-account@secret-host at http://secret-host:5432/v1: try 4 tokens"
+    words = (
+        "cannot load /srv/models/x.gguf for an-account@secret-host at http://secret-host:5432/v1: try 4 tokens; "
+        "secret-host:5432 and 10.1.2.3 refuse"
+    )
     for status in (400, 404, 422, 500, 503):
 
         def refuse(_: httpx.Request, status: int = status) -> httpx.Response:

@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from semgrad_guard.server.app import Limits, make_app
-from semgrad_guard.server.gate import Keys
-from semgrad_guard.server.hosting import allowed_hosts
+from semgrad_guard.server.hosting import Keys, allowed_hosts
 from semgrad_guard.server.service import ServedModel, Service
 from tests.steps import LIMIT
 
