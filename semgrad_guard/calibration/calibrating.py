@@ -35,11 +35,10 @@ from semgrad_guard.calibration.calibration_set import (
     read_set,
     require_same_length,
 )
-from semgrad_guard.calibration.confidence import fit
 from semgrad_guard.calibration.gates import share_of
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.calibration.sentences import AnswerSentences, Promise, SentenceSet
-from semgrad_guard.calibration.thresholds import of_answers, of_part
+from semgrad_guard.calibration.thresholds import fit, of_answers, of_part
 from semgrad_guard.declared import is_score
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.settings import OnDoubt

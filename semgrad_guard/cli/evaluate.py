@@ -113,9 +113,8 @@ def probe(  # a command's options are its arguments
     LanguageModel takes it: semantic_token=TokenChoice.load(FILE).
     """
     from semgrad_guard.paper.drawing import is_drawn, require_drawable
-    from semgrad_guard.paper.paraphrases import KIND
     from semgrad_guard.paper.probe_record import Probe
-    from semgrad_guard.paper.probing import ProbePlan
+    from semgrad_guard.paper.probing import KIND, ProbePlan
 
     # Next to the record the state of an interrupted run, and pictures.
     written, kept, heat_map, scatter = (
@@ -166,7 +165,7 @@ def _paraphrased(
 ) -> list[Question]:
     from semgrad_guard.cli.answers import asking
     from semgrad_guard.grading.by_name import entailment_model
-    from semgrad_guard.paper.paraphrases import by_model, with_written
+    from semgrad_guard.paper.probing import by_model, with_written
 
     url, _, name = writer.partition("#")
     ask = asking(url, name) if name else by_model(model)

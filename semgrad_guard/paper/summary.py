@@ -25,8 +25,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.calibration.confidence import fit_isotonic
 from semgrad_guard.calibration.gates import upper_bound
+from semgrad_guard.calibration.thresholds import fit_isotonic
 from semgrad_guard.metrics import Floats, Ints, Tally, as_arrays, divide, tally
 from semgrad_guard.paper import published
 from semgrad_guard.paper.guarantee import ALPHAS, SPLITS, GuaranteedCoverage, fewest_questions, guaranteed_coverage
