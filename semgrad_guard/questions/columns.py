@@ -52,6 +52,8 @@ NO_PASSAGE = (
     *("paraphrases", "id", *COLUMNS),
 )
 """Columns that mean something else than a passage to answer from; the answers among them would give the answer away."""
+_FIELDS = {*map(plain, NO_PASSAGE)} - {*map(plain, _NAMES["response"])}
+_SURE_REFERENCES = {*map(plain, (*_NAMES["references"], *_NAMES["aliases"]))}
 
 
 @dataclass
@@ -286,8 +288,7 @@ class _Reading:
         held, marks = literal(value), self._present(MARKS)
         if isinstance(held, list) and len(cast("list[Any]", held)) > 1 and marks:
             raise FaultError(f'has "{marks[0]}" next to "{name}", so that these may be choices: give the right one')
-        fields = {*map(plain, NO_PASSAGE)} - {*map(plain, _NAMES["response"])}
-        others = {other: held for other, held in self._record.items() if plain(other) not in fields}
+        others = {other: held for other, held in self._record.items() if plain(other) not in _FIELDS}
         grades = [other for other, held in others.items() if _is_grade(other, held)]
         logged = [other for other in others if _LOGGED.search(plain(other)) and self._is_filled(other)]
         if sign := next(iter((*grades, *(logged if plain(name) == "answer" else ()))), None):
@@ -299,9 +300,8 @@ class _Reading:
 
     def _is_rival(self, other: str, value: Any) -> bool:
         """Whether a column may hold the reference, or further ones, in the place of an `answer` that differs."""
-        known = {*map(plain, (*_NAMES["references"], *_NAMES["aliases"]))}
         held = self._record[other]
-        if plain(other) in known or not _RIVAL.search(plain(other)) or not self._is_filled(other):
+        if plain(other) in _SURE_REFERENCES or not _RIVAL.search(plain(other)) or not self._is_filled(other):
             return False
         texts = self._texts(held)
         is_text = isinstance(texts, list) and all(isinstance(text, str | int) for text in cast("list[Any]", texts))
