@@ -131,7 +131,7 @@ class Call:
         target, estimator = self.served.target, self.served.scheduler.estimator_name
         if target is None:
             return None
-        how = {"estimator": estimator, "limit": self.served.options.max_tokens}
+        how: Any = {"estimator": estimator, "limit": self.served.options.max_tokens}
         return lambda places: Work.awaited(lambda: target.ask(self.body, len(places), **how))
 
 

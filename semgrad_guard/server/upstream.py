@@ -237,7 +237,7 @@ class RemoteTarget:
         self, body: Mapping[str, Any], count: int, *, estimator: str, limit: int
     ) -> Sequence[TargetReply[Answer]]:
         """So many answers of up to `limit` tokens, or errors in their place; `estimator` is that of the drafts."""
-        sent = {**_forwarded(body), "model": self.model, "stream": False}
+        sent: dict[str, Any] = {**_forwarded(body), "model": self.model, "stream": False}
         sent |= {name: limit for name in LIMITS if isinstance(sent.get(name), int) and sent[name] > limit}
         sent.pop("logprobs", None)
         sent.pop("top_logprobs", None)
