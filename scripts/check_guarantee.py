@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy import special
 from simulations import WITHIN, arguments, finished, simulated_all, table, when_and_where
 
-from semgrad_guard.calibration import confidence, gates, planning
+from semgrad_guard.calibration import gates, planning, thresholds
 from semgrad_guard.calibration.gates import share_of
 
 DELTA = 0.1
@@ -214,7 +214,7 @@ def confidence_rows() -> Iterator[tuple[object, ...]]:
     rng = np.random.default_rng(3)
     for population in (Normal(0.2, 0.8), Normal(0.44, 0.75), Normal(0.05, 0.8)):
         for n in SIZES[:3]:
-            sums = {confidence.fit_isotonic: np.zeros(3), confidence.fit_ranks: np.zeros(3)}
+            sums = {thresholds.fit_isotonic: np.zeros(3), thresholds.fit_ranks: np.zeros(3)}
             for _ in range(200):
                 scores, wrong = population.draw(rng, n)
                 later, truth = population.draw(rng, 300)

@@ -15,7 +15,7 @@ import numpy as np
 from check_guarantee import Cell, Design, Normal, Steps
 from simulations import arguments, finished, simulated_all, table, when_and_where
 
-from semgrad_guard.calibration import gates, hand_grades
+from semgrad_guard.calibration import gates, planning
 
 DELTA, N = 0.1, 1000
 SIZES = (50, 100, 200)
@@ -34,7 +34,7 @@ FLOORS = {50: 0.15, 100: 0.25, 200: 0.41}
 
 def simulated(design: Design, by_hand: int, repetitions: int) -> Cell:
     rng = np.random.default_rng([DESIGNS.index(design), by_hand])
-    surest, found = round(hand_grades.share_to_grade(design.alpha) * N), list[float]()
+    surest, found = round(planning.share_to_grade(design.alpha) * N), list[float]()
     for _ in range(repetitions):
         scores, wrong = design.population.draw(rng, N)
         drawn = rng.permutation(np.argsort(scores)[:surest])[:by_hand]

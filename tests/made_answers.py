@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from semgrad_guard.paper.graded import GradedRun
-from semgrad_guard.questions.answered import AnswerScore, EvaluatedAnswer
+from semgrad_guard.paper.results import GradedRun
 from semgrad_guard.questions.data import Question
+from semgrad_guard.questions.run_record import AnswerScore, EvaluatedAnswer
 
 SETTINGS: dict[str, Any] = {
     "model": "tiny",

@@ -31,7 +31,7 @@ from semgrad_guard.guard.cut_answers import without_cut_score
 from semgrad_guard.guard.question import Router, asking
 from semgrad_guard.guard.timing import Steps, Work, adrive, drive
 from semgrad_guard.guard.verdicts import UNSCORED, RecordedDraft, RecordedScore, binding_of, doubt_of, recording
-from semgrad_guard.questions.job_record import JobRecord, Progress, unwatched
+from semgrad_guard.questions.run_record import JobRecord, Progress, unwatched
 from semgrad_guard.records import PromptForm
 from semgrad_guard.settings import OnCut
 

@@ -8,8 +8,8 @@ from semgrad_guard.calibration.calibrating import calibrate_sentences as calibra
 from semgrad_guard.calibration.calibration_record import Calibration as Calibration
 from semgrad_guard.calibration.drift import Drift as Drift
 from semgrad_guard.calibration.drift import DriftMonitor as DriftMonitor
-from semgrad_guard.calibration.hand_grades import HandGrades as HandGrades
-from semgrad_guard.calibration.hand_grades import rows_to_grade as rows_to_grade
+from semgrad_guard.calibration.planning import HandGrades as HandGrades
 from semgrad_guard.calibration.planning import Plan as Plan
 from semgrad_guard.calibration.planning import plan as plan
+from semgrad_guard.calibration.planning import rows_to_grade as rows_to_grade
 from semgrad_guard.calibration.sentences import AnswerSentences as AnswerSentences

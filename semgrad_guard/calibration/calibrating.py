@@ -7,7 +7,7 @@ exchangeable (drawn from one population, independently); `drift.py` watches for 
 
 `recalibrate` makes a new calibration from the decisions of an old one: a proposal, for a person to take or not. The
 grades are those of promised answers that were drawn at random. These are a random part of the answers up to the old
-threshold, so gates over them are exact as in `hand_grades`. Answers above it were not delivered, and none of them is
+threshold, so gates over them are exact as in `planning`. Answers above it were not delivered, and none of them is
 graded: a proposal can keep the threshold or lower it, and never raise it.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from semgrad_guard.calibration import hand_grades, planning
+from semgrad_guard.calibration import planning
 from semgrad_guard.calibration.binding import Binding, EstimatorChoice, Unit
 from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.calibration_set import (
@@ -35,11 +35,10 @@ from semgrad_guard.calibration.calibration_set import (
     read_set,
     require_same_length,
 )
-from semgrad_guard.calibration.confidence import fit
 from semgrad_guard.calibration.gates import share_of
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.calibration.sentences import AnswerSentences, Promise, SentenceSet
-from semgrad_guard.calibration.thresholds import of_answers, of_part
+from semgrad_guard.calibration.thresholds import fit, of_answers, of_part
 from semgrad_guard.declared import is_score
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.settings import OnDoubt
@@ -123,7 +122,7 @@ def calibrate(  # a promise has these conditions, and every one has its default
     if by_hand is None:
         outcome = of_answers(answers, sentences, **rates)
     else:
-        part = hand_grades.draw(answers, named, alpha=alpha, count=by_hand)
+        part = planning.draw(answers, named, alpha=alpha, count=by_hand)
         tested = part.graded(answers, labels)
         outcome = of_part(answers, tested, **rates)
     parts = None if sentences is None else sentences.part(answers.rows)
@@ -306,7 +305,7 @@ def recalibrate(
         choice=old.choice,
         shape=old.shape,
         requested=old.requested,
-        by_hand=hand_grades.HandGrades(
+        by_hand=planning.HandGrades(
             count=len(grades), share=delivered / len(known), drawn_from=delivered, below=old.threshold
         ),
     )

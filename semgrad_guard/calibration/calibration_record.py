@@ -13,12 +13,11 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from semgrad_guard.calibration.binding import Binding, EstimatorChoice
 from semgrad_guard.calibration.calibration_set import Copies, Effect
-from semgrad_guard.calibration.confidence import ConfidenceMap
 from semgrad_guard.calibration.gates import ASSUMPTIONS, Procedure, share_of, upper_bound
-from semgrad_guard.calibration.hand_grades import HandGrades
+from semgrad_guard.calibration.planning import HandGrades
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.calibration.sentences import SentencePromise
-from semgrad_guard.calibration.thresholds import Reachable
+from semgrad_guard.calibration.thresholds import ConfidenceMap, Reachable
 from semgrad_guard.declared import first_fault, is_score
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.files import atomic_write, distinct

@@ -7,17 +7,12 @@ from typing import Annotated
 import typer
 
 import semgrad_guard
-from semgrad_guard.cli.ask import ask
-from semgrad_guard.cli.calibrate import calibrate
-from semgrad_guard.cli.command import add
+from semgrad_guard.cli.calibrate import calibrate, gate
+from semgrad_guard.cli.command import PAGES, add, flowing
 from semgrad_guard.cli.decisions import decisions, feedback, recalibrate, sample
-from semgrad_guard.cli.evaluate import evaluate
-from semgrad_guard.cli.gate import gate
-from semgrad_guard.cli.options import PAGES, flowing
-from semgrad_guard.cli.probe import probe
-from semgrad_guard.cli.score import score
-from semgrad_guard.cli.serve import serve
-from semgrad_guard.cli.short_commands import demo, fetch, plan
+from semgrad_guard.cli.evaluate import evaluate, probe
+from semgrad_guard.cli.score import ask, score
+from semgrad_guard.cli.short_commands import demo, fetch, plan, serve
 
 __all__ = ["app"]
 

@@ -17,8 +17,7 @@ from rich.table import Table
 
 from semgrad_guard.cli.command import ExitCode
 from semgrad_guard.cli.terminal import OUT, note, say_problems
-from semgrad_guard.decision_log.entries import Decision, Row, parse_since
-from semgrad_guard.decision_log.savings import Price
+from semgrad_guard.decision_log.entries import Decision, Price, Row, parse_since
 from semgrad_guard.errors import InputError
 
 _COLUMNS = ("decisions", "answer", "escalate", "abstain", "unscored", "drift")

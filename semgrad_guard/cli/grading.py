@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from semgrad_guard.calibration.hand_grades import rows_to_grade, share_to_grade
+from semgrad_guard.calibration.planning import rows_to_grade, share_to_grade
+from semgrad_guard.cli.command import Output, require_outputs
 from semgrad_guard.cli.loading import quietly
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, say
 from semgrad_guard.errors import GradingError
@@ -23,10 +24,9 @@ from semgrad_guard.grading.sheets import (
     some_of,
 )
 from semgrad_guard.grading.sheets import grade as graded
-from semgrad_guard.questions.answered import Answer, EvaluatedAnswer
 from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.data_files import STDIN, Output, beside, require_outputs
-from semgrad_guard.questions.job_record import is_record, read_record
+from semgrad_guard.questions.data_files import STDIN, beside
+from semgrad_guard.questions.run_record import Answer, EvaluatedAnswer, is_record, read_record
 
 
 def load_graders(specs: Sequence[str], *, nli: str | None = None) -> Sequence[AnswerGrader]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from semgrad_guard import loading
-from semgrad_guard.cli.options import path
+from semgrad_guard.cli.command import path
 from semgrad_guard.cli.terminal import detail, is_verbose, note, note_problems, say, say_problems, status
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.questions.data import Need, QuestionFile, read_questions

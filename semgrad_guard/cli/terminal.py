@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from semgrad_guard.guard.cut_answers import FIRST_SENTENCE, LATER
-from semgrad_guard.questions.answered import Answer
+from semgrad_guard.questions.run_record import Answer
 
 _NAMES = ("SIGTERM", "SIGHUP")
 

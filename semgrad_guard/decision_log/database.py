@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 from urllib.parse import urlsplit
 
-from semgrad_guard.decision_log.entries import Decision, Entry, Feedback, Row
-from semgrad_guard.decision_log.savings import BLOCK, Savings, Spent
+from semgrad_guard.decision_log.entries import BLOCK, Decision, Entry, Feedback, Row, Savings, Spent
 from semgrad_guard.errors import DecisionLogError, InputError, MissingExtraError
 from semgrad_guard.files import make_private, reason, state_folder, take_back
 from semgrad_guard.records import Action

@@ -35,7 +35,7 @@ from semgrad_guard.estimators.learned import MIN_ANSWERS, fit_weights, require_e
 from semgrad_guard.grading.grader import Grade
 from semgrad_guard.grading.learning_set import LearningSet
 from semgrad_guard.metrics import aurc, auroc
-from semgrad_guard.questions.answered import EvaluatedAnswer
+from semgrad_guard.questions.run_record import EvaluatedAnswer
 
 CANDIDATES: tuple[Estimator, ...] = (
     MaxProbability(), MeanEntropy(), GreedyNLL(), RootNLL(), FusedStates(), HybridGrad(), SemGrad(), ParaGrad(),

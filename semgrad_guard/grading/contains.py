@@ -18,8 +18,7 @@ from typing import Literal
 from semgrad_guard.calibration.binding import GRADER_VERSIONS
 from semgrad_guard.engine.words import normalise, with_points
 from semgrad_guard.files import table_of
-from semgrad_guard.grading.abstention import abstains
-from semgrad_guard.grading.grader import AnswerToGrade, WordGrader
+from semgrad_guard.grading.grader import AnswerToGrade, WordGrader, abstains
 
 _ENGLISH: dict[str, dict[str, str]] = table_of("semgrad_guard.grading", "contains.toml")
 

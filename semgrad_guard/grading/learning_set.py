@@ -12,8 +12,8 @@ from semgrad_guard.calibration.calibration_set import Copies, Prompts, claims
 from semgrad_guard.estimators import NEEDS_LABELS, Estimator
 from semgrad_guard.estimators.learned import Features, FusedStates
 from semgrad_guard.grading.grader import Grade
-from semgrad_guard.questions.answered import Answer, AnsweredSentence, AnswerScore
 from semgrad_guard.questions.data import Question, wordings
+from semgrad_guard.questions.run_record import Answer, AnsweredSentence, AnswerScore
 
 T = TypeVar("T")
 

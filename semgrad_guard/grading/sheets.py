@@ -26,10 +26,9 @@ from semgrad_guard.grading.grader import (
     Verdicts,
     WordGrader,
 )
-from semgrad_guard.questions.answered import EvaluatedAnswer
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.data_files import STDIN, Row, append_rows, read_table, write_table
-from semgrad_guard.questions.job_record import JobRecord, Progress, unwatched
+from semgrad_guard.questions.run_record import EvaluatedAnswer, JobRecord, Progress, unwatched
 
 GRADES = "grades"
 """The kind of the record that keeps verdicts of models and judges."""

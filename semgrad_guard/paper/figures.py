@@ -27,8 +27,8 @@ from semgrad_guard.paper.drawing import (
     plain,
     styled,
 )
-from semgrad_guard.paper.graded import GradedRun
-from semgrad_guard.paper.intervals import reliability
+from semgrad_guard.paper.results import GradedRun
+from semgrad_guard.paper.summary import reliability
 
 TAUS = np.geomspace(0.01, 100.0, 25)
 BETAS = (0.1, 0.5, 1.0, 2.0, 10.0)

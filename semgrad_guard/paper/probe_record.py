@@ -32,7 +32,7 @@ from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.files import atomic_write
 from semgrad_guard.metrics import Tally, auroc
 from semgrad_guard.named import title_of
-from semgrad_guard.paper.intervals import Estimate, Resampling, paired_difference
+from semgrad_guard.paper.summary import Estimate, Resampling, paired_difference
 
 Table = tuple[tuple[float, ...], ...]
 """Layers 0 .. L-1 x the last prompt tokens, the prompt's last token in the last column."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from semgrad_guard.files import table_of
-from semgrad_guard.questions.job_record import flat
+from semgrad_guard.questions.run_record import flat
 
 Settings = Mapping[str, Any]
 

@@ -15,13 +15,12 @@ from markupsafe import Markup
 from semgrad_guard.files import atomic_write
 from semgrad_guard.paper import figures, published
 from semgrad_guard.paper.drawing import inline_svg, require_drawable
-from semgrad_guard.paper.graded import GradedRun, require_distinct
 from semgrad_guard.paper.guarantee import DELTA, SPLITS
-from semgrad_guard.paper.intervals import LEVEL, RESAMPLES
-from semgrad_guard.paper.summary import RunSummary, promises, standing, summarize
+from semgrad_guard.paper.results import GradedRun, require_distinct
+from semgrad_guard.paper.summary import LEVEL, RESAMPLES, RunSummary, promises, standing, summarize
 from semgrad_guard.paper.tables import all_tables, guaranteed_tables
 from semgrad_guard.questions.data_files import make_folder, require_writable
-from semgrad_guard.questions.job_record import flat
+from semgrad_guard.questions.run_record import flat
 
 FILE = "report.html"
 TABLES = "tables"

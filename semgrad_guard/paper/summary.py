@@ -1,30 +1,242 @@
-"""Everything the tables print about a run, computed once: every metric of every method with its interval."""
+"""Everything the tables print about a run, computed once: every metric of every method with its interval.
+
+Intervals of metrics by resampling, and how honest P(correct) is: expected calibration error, Brier score and the
+reliability diagram's bins.
+
+**Intervals** by resampling questions, and paired differences on the same resamples, are seeded. Questions are drawn
+with replacement, right and wrong ones alike (not stratified: a new set of questions would have another number of right
+ones). Intervals are percentile intervals of the replicates. Resamples in which a metric is undefined (all right, or all
+wrong) are left out; if they are more than a tenth, the estimate has none. The sentences of one answer are not
+independent: with `clusters`, the numbers of their answers, whole answers are drawn.
+
+**An uncertainty is not a probability.** It becomes one by the maps that a calibration uses, fitted here on four fifths
+of the answers and applied to the last fifth, in turn, so that no answer's own label made its P(correct).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from semgrad_guard.metrics import Floats, Tally
+from semgrad_guard.calibration.gates import upper_bound
+from semgrad_guard.calibration.thresholds import fit_isotonic
+from semgrad_guard.metrics import Floats, Ints, Tally, as_arrays, divide, tally
 from semgrad_guard.paper import published
-from semgrad_guard.paper.graded import GradedRun
 from semgrad_guard.paper.guarantee import ALPHAS, SPLITS, GuaranteedCoverage, fewest_questions, guaranteed_coverage
-from semgrad_guard.paper.intervals import (
-    RESAMPLES,
-    Estimate,
-    Metric,
-    Resampling,
-    bootstrap,
-    brier,
-    combined,
-    crossfitted,
-    expected_calibration_error,
-    paired_difference,
-)
+from semgrad_guard.paper.results import GradedRun
+
+RESAMPLES = 1000
+LEVEL = 0.95
+_BLOCK = 2_000_000
+"""Entries of a weight matrix that are handled at once: resamples x answers."""
+
+Metric = Callable[[Tally], Floats]
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """How questions are drawn with replacement, `count` times.
+
+    The draw depends on the seed, the number of questions and the name of the `data` alone: all methods meet the same
+    resamples, and so do several models on the same questions, whose answers are not independent of each other.
+    `clusters` has for each row the number of the answer that it is a sentence of; without it, rows are answers.
+    """
+
+    data: str = ""
+    count: int = RESAMPLES
+    seed: int = 0
+    clusters: Sequence[int] = ()
+
+    def weights(self, n: int) -> Iterator[Ints]:
+        """Blocks of weights [some resamples, n]: how often each of n rows is drawn; of questions, a row sums to n."""
+        if self.clusters:
+            names, places = np.unique(np.asarray(self.clusters), return_inverse=True)
+            for weights in replace(self, clusters=()).weights(len(names)):
+                yield weights[:, places]
+            return
+        rng = np.random.default_rng([self.seed, n, zlib.crc32(self.data.encode(errors="backslashreplace"))])
+        rows = max(1, _BLOCK // n)
+        for start in range(0, self.count, rows):
+            size = min(rows, self.count - start)
+            drawn = rng.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
+            yield np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n)
+
+    def of(self, rows: Sequence[int]) -> Resampling:
+        """The same for some of the rows."""
+        return replace(self, clusters=[self.clusters[row] for row in rows] if self.clusters else ())
+
+    def estimate(self, n: int, measure: Callable[[Floats], Floats]) -> Estimate:
+        """A figure of n rows with its interval; `measure` reads it off weights [resamples, n]."""
+        whole = float(measure(np.ones((1, n)))[0])
+        return estimate(whole, np.concatenate([measure(weights.astype(np.float64)) for weights in self.weights(n)]))
+
+
+ONCE = Resampling()
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its interval: `value` None where it is undefined, `low` and `high` where the interval is.
+
+    `replicates` are the bootstrap's (nan where undefined), for means and differences of several estimates.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    replicates: Floats
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the interval lies on one side of zero: a difference that is more than chance."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+def bootstrap(
+    metrics: Mapping[str, Metric],
+    uncertainties: Sequence[float | None],
+    correct: Sequence[bool],
+    drawn: Resampling = ONCE,
+) -> dict[str, Estimate]:
+    """Rank metrics (`Tally.auroc`, `Tally.aurc`, ...) of one method with their intervals, from one set of resamples."""
+    whole = tally(uncertainties, correct)
+    counts = [tally(uncertainties, correct, weights) for weights in drawn.weights(len(correct))]
+    return {
+        name: estimate(float(metric(whole)[0]), np.concatenate([metric(counted) for counted in counts]))
+        for name, metric in metrics.items()
+    }
+
+
+def paired_difference(
+    metrics: Mapping[str, Metric],
+    one: Sequence[float | None],
+    other: Sequence[float | None],
+    correct: Sequence[bool],
+    drawn: Resampling = ONCE,
+) -> dict[str, Estimate]:
+    """metric(one) - metric(other) on the answers that both have scored, resampled together.
+
+    An answer without one of the two scores is left out of both, or the metrics would be of different questions.
+    """
+    pairs = [(None, None) if None in pair else pair for pair in zip(one, other, strict=True)]
+    first, second = (bootstrap(metrics, [pair[i] for pair in pairs], correct, drawn) for i in (0, 1))
+    return {name: combined([first[name], second[name]], [1.0, -1.0]) for name in metrics}
+
+
+def combined(estimates: Sequence[Estimate], weights: Sequence[float]) -> Estimate:
+    """The weighted sum of estimates (a mean, a difference), replicate by replicate; undefined where one of them is."""
+    value = sum((w * (math.nan if e.value is None else e.value) for e, w in zip(estimates, weights, strict=True)), 0.0)
+    replicates = sum((w * e.replicates for e, w in zip(estimates, weights, strict=True)), np.zeros(1))
+    return estimate(value, replicates)
+
+
+def mean(estimates: Sequence[Estimate]) -> Estimate:
+    """The mean of estimates; undefined where one of them is."""
+    return combined(estimates, [1.0 / len(estimates)] * len(estimates))
+
+
+def known(value: float) -> Estimate:
+    """A figure without an interval: someone else's, or a count."""
+    return Estimate(value, None, None, np.full(1, math.nan))
+
+
+def estimate(value: float, replicates: Floats) -> Estimate:
+    """A value and the percentile interval of its replicates; nan counts as undefined."""
+    if not math.isfinite(value):
+        return Estimate(None, None, None, replicates)
+    defined = replicates[np.isfinite(replicates)]
+    if len(defined) < 0.9 * len(replicates):
+        return Estimate(value, None, None, replicates)
+    low, high = np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Estimate(value, float(low), float(high), replicates)
+
+
+FOLDS = 5
+BINS = 10
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """The answers by P(correct), in ten bins of equal width; empty bins are left out. One entry per bin.
+
+    `confidence` is the mean P(correct) in the bin, `accuracy` the share of right answers, `low` and `high` its exact
+    (Clopper-Pearson) 95 % interval, `count` the number of answers.
+    """
+
+    confidence: Floats
+    accuracy: Floats
+    low: Floats
+    high: Floats
+    count: NDArray[np.int64]
+
+
+def crossfitted(uncertainties: Sequence[float | None], correct: Sequence[bool]) -> Floats:
+    """[answers] P(correct) by isotonic regression without the answer itself; nan where it has no score.
+
+    All nan with fewer answers with a score than folds: nothing could be fitted.
+    """
+    scores, labels = as_arrays(uncertainties, correct)
+    found = np.full(len(scores), np.nan)
+    rows = np.random.default_rng(0).permutation(np.flatnonzero(np.isfinite(scores)))
+    if len(rows) < FOLDS:
+        return found
+    for fold in range(FOLDS):
+        held_out = rows[fold::FOLDS]
+        others = np.setdiff1d(rows, held_out)
+        to_confidence = fit_isotonic(scores[others], labels[others])
+        found[held_out] = [to_confidence(score) for score in scores[held_out].tolist()]
+    return found
+
+
+def brier(confidence: Floats, correct: Sequence[bool], drawn: Resampling = ONCE) -> Estimate:
+    """Mean squared difference of P(correct) and the grade (0 or 1), in [0, 1], lower is better; scored answers only."""
+    scored, right = np.isfinite(confidence), np.asarray(correct, dtype=np.float64)
+    squares = np.where(scored, (confidence - right) ** 2, 0.0)
+    return drawn.estimate(len(right), lambda weights: divide(weights @ squares, weights @ scored.astype(np.float64)))
+
+
+def expected_calibration_error(confidence: Floats, correct: Sequence[bool], drawn: Resampling = ONCE) -> Estimate:
+    """Mean |accuracy - P(correct)| over ten bins of equal width, weighted by their answers; in [0, 1], lower better.
+
+    It is never quite 0 in a finite sample, even for perfect probabilities.
+    Source: Guo et al., "On calibration of modern neural networks", ICML 2017.
+    """
+    scored, right = np.isfinite(confidence), np.asarray(correct, dtype=np.float64)
+    member = np.eye(BINS + 1)[_bins(confidence)][:, :BINS]
+    gaps = member * np.where(scored, right - confidence, 0.0)[:, None]
+
+    def measure(weights: Floats) -> Floats:
+        return divide(np.abs(weights @ gaps).sum(axis=1), (weights @ member).sum(axis=1))
+
+    return drawn.estimate(len(right), measure)
+
+
+def reliability(confidence: Floats, correct: Sequence[bool]) -> Reliability:
+    """The points of a reliability diagram."""
+    bins, right = _bins(confidence), np.asarray(correct, dtype=np.bool_)
+    used = [b for b in range(BINS) if (bins == b).any()]
+    count = np.array([(bins == b).sum() for b in used], dtype=np.int64)
+    hits = np.array([right[bins == b].sum() for b in used], dtype=np.int64)
+    means = np.array([confidence[bins == b].mean() for b in used], dtype=np.float64)
+    counts = list(zip(hits.tolist(), count.tolist(), strict=True))
+    low = np.array([1.0 - upper_bound(n - k, n, delta=0.025) for k, n in counts], dtype=np.float64)
+    high = np.array([upper_bound(k, n, delta=0.025) for k, n in counts], dtype=np.float64)
+    return Reliability(means, hits / np.maximum(count, 1), low, high, count)
+
+
+def _bins(confidence: Floats) -> NDArray[np.int64]:
+    """The bin of each answer; BINS for those without a P(correct)."""
+    scored = np.isfinite(confidence)
+    inside = np.minimum((np.where(scored, confidence, 0.0) * BINS).astype(np.int64), BINS - 1)
+    return np.where(scored, inside, BINS)
+
 
 COVERAGES = (0.3, 0.5, 0.7, 0.9)
 AUROC: Mapping[str, Metric] = {"auroc": Tally.auroc}

@@ -11,22 +11,30 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from semgrad_guard.questions.cells import (
+from semgrad_guard.questions.layouts import (
+    COLUMNS,
     KNOWN,
+    MARKS,
     PLACEHOLDERS,
     TRUTH,
     WRITTEN_OBJECT,
     WRITTEN_PASSAGE,
+    Choices,
     FaultError,
+    Record,
+    choices_of,
+    flat,
     lines_of,
     literal,
+    plain,
     require_answer,
+    require_no_letter,
     require_one,
     result_of,
+    several,
     shown,
+    span_answers,
 )
-from semgrad_guard.questions.choices import COLUMNS, MARKS, Choices, choices_of, require_no_letter, several
-from semgrad_guard.questions.layouts import Record, flat, plain, span_answers
 
 Need = Literal["answers", "response", "question"]
 """The content that a line must have: references (to calibrate), a response (to score), or just a question."""
@@ -34,8 +42,8 @@ Need = Literal["answers", "response", "question"]
 _NAMES: Mapping[str, list[str]] = KNOWN["columns"]
 _REFERENCES_BESIDE_ANSWERS, _CONTEXT = _NAMES["references_beside_answers"], KNOWN["passages"]["names"]
 _UNANSWERABLE = dict.fromkeys(_NAMES["answerable"], False) | dict.fromkeys(_NAMES["unanswerable"], True)
-_GRADE, _LOGGED = (re.compile("|".join(KNOWN["grades"][name])) for name in ("names", "logged"))
-_GRADE_WORDS = frozenset(KNOWN["grades"]["words"].split())
+_GRADE, _LOGGED, _RIVAL = (re.compile("|".join(KNOWN["grades"][name])) for name in ("names", "logged", "rivals"))
+_GRADE_WORDS, _SURE_GRADES = (frozenset(KNOWN["grades"][name].split()) for name in ("words", "in_any_column"))
 _NO_PROSE = re.compile(r"(?=.*[\d_/])[\w./:#-]{3,}", re.ASCII)
 """An id, a name of a file, or an address."""
 _ANSWERS = (*_NAMES["references"], *_REFERENCES_BESIDE_ANSWERS, *_NAMES["best"], *_NAMES["aliases"])
@@ -44,6 +52,8 @@ NO_PASSAGE = (
     *("paraphrases", "id", *COLUMNS),
 )
 """Columns that mean something else than a passage to answer from; the answers among them would give the answer away."""
+_FIELDS = {*map(plain, NO_PASSAGE)} - {*map(plain, _NAMES["response"])}
+_SURE_REFERENCES = {*map(plain, (*_NAMES["references"], *_NAMES["aliases"]))}
 
 
 @dataclass
@@ -141,6 +151,8 @@ class _Reading:
             return cast("list[Record]", turns)[roles.index("user")].get("content")
         if isinstance(value, str) and WRITTEN_PASSAGE.fullmatch(value.strip()):
             raise FaultError(f'has a list or an object in "{name}", {value!r:.60}: write the question\'s text')
+        if isinstance(value, str) and value.strip().lower() in PLACEHOLDERS - {""}:
+            raise FaultError(f'has {value.strip()!r} in "{name}", as programs write what is missing')
         if "question" not in self._given and (more := self._present(_NAMES["continued"])):
             raise FaultError(f'has "{more[0]}" next to "{name}", which may be one question: join them')
         return value
@@ -151,7 +163,12 @@ class _Reading:
         first = [name for name in _NAMES["references"] if name != "answer" or not self._present(beside)]
         name = self._column("answers", (*first, *beside)) or self._column("best", _NAMES["best"])
         answer = self._column("answer", ["answer"])
-        response = self._column("response", _NAMES["response"]) or (answer if name not in (None, answer) else None)
+        outputs = [
+            known
+            for known in self._present(_NAMES["response"])
+            if plain(known) != "result" or not _is_sure_grade(self._record[known])
+        ]
+        response = self._column("response", outputs) or (answer if name not in (None, answer) else None)
         if response is not None:
             self._found.columns["response"] = response
             self._found.values["response"] = self._record[response]
@@ -235,6 +252,8 @@ class _Reading:
                 require_answer(str(text), name)
             if isinstance(text, str | int) and (isinstance(held, str | int) or (is_listed and len(texts) == 1)):
                 require_one(str(text), name, is_listed=is_listed)
+        if texts and not any(str(text).strip() for text in texts):
+            raise FaultError(f'has an empty text in "{name}": give the right answer, or [] if abstaining is right')
         return [text for text in texts if text != ""]
 
     def _yes_or_no(self, value: Any, name: str) -> str | None:
@@ -257,12 +276,19 @@ class _Reading:
         """
         if _is_grade(name, value) and plain(name) not in map(plain, _ANSWERS):
             raise FaultError(f'has a grade in "{name}", {value!r}, and no reference')
-        if "answers" in self._given or self._present(_NAMES["response"]) or plain(name) not in ("answer", "answers"):
+        if "answers" in self._given or plain(name) not in ("answer", "answers"):
+            return
+        if rival := next(filter(lambda other: self._is_rival(other, value), self._record), None):
+            raise FaultError(
+                f'has "{rival}" next to "{name}", and which of them is the reference cannot be told: name it '
+                f"(--column answers={rival} or --column answers={name}), or write all right answers as one list"
+            )
+        if "response" in self._found.columns:
             return
         held, marks = literal(value), self._present(MARKS)
         if isinstance(held, list) and len(cast("list[Any]", held)) > 1 and marks:
             raise FaultError(f'has "{marks[0]}" next to "{name}", so that these may be choices: give the right one')
-        others = {other: held for other, held in self._record.items() if plain(other) not in map(plain, NO_PASSAGE)}
+        others = {other: held for other, held in self._record.items() if plain(other) not in _FIELDS}
         grades = [other for other, held in others.items() if _is_grade(other, held)]
         logged = [other for other in others if _LOGGED.search(plain(other)) and self._is_filled(other)]
         if sign := next(iter((*grades, *(logged if plain(name) == "answer" else ()))), None):
@@ -271,6 +297,15 @@ class _Reading:
                 f'has "{sign}" next to "{name}", so that this may be a model\'s answer{graded}'
                 f": name the column of the references (--column answers={name}, if they are there)"
             )
+
+    def _is_rival(self, other: str, value: Any) -> bool:
+        """Whether a column may hold the reference, or further ones, in the place of an `answer` that differs."""
+        held = self._record[other]
+        if plain(other) in _SURE_REFERENCES or not _RIVAL.search(plain(other)) or not self._is_filled(other):
+            return False
+        texts = self._texts(held)
+        is_text = isinstance(texts, list) and all(isinstance(text, str | int) for text in cast("list[Any]", texts))
+        return is_text and texts != self._texts(value) and not _is_grade(other, held)
 
     def _read_passage(self) -> None:
         if "context" in self._given:
@@ -319,10 +354,16 @@ class _Reading:
 
 
 def _is_grade(name: str, value: Any) -> bool:
-    """A truth value, a share, or a grader's word, in a column that is named like a grade."""
+    """A truth value, a number, or a grader's word, in a column that is named like a grade."""
     text = str(value).strip().lower()
-    is_one = text in TRUTH or text in _GRADE_WORDS or bool(re.fullmatch(r"[01]?\.\d+", text))
-    return is_one and bool(_GRADE.search(plain(name)))
+    is_one = text in TRUTH or text in _GRADE_WORDS or bool(re.fullmatch(r"-?\d{0,3}(?:\.\d+)?%?", text))
+    is_named = bool(_GRADE.search(plain(name))) and not name.endswith(("_id", " id", "Id"))
+    return _is_sure_grade(value) or (text != "" and is_one and is_named)
+
+
+def _is_sure_grade(value: Any) -> bool:
+    """A grader's word that means nothing else, whatever its column is called."""
+    return str(value).strip().lower() in _SURE_GRADES
 
 
 def tells_even_if_empty(name: str) -> bool:
@@ -384,7 +425,7 @@ def _unwrapped(value: Any) -> Any:
 
 def _right(answers: list[Any]) -> list[Any]:
     """Those that are marked as right, where each is marked."""
-    flags = ("correct", "is_correct", "isCorrect")
+    flags = ("correct", "is_correct", "isCorrect", "is_right", "right", "label")
     objects = [cast("Record", one) for one in answers if isinstance(one, Mapping)]
     marks = [next((TRUTH.get(str(one[flag]).lower()) for flag in flags if flag in one), None) for one in objects]
     known = len(marks) == len(answers) and None not in marks

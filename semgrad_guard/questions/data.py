@@ -19,10 +19,9 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import DataFileError, InputError
-from semgrad_guard.questions.cells import FaultError
 from semgrad_guard.questions.columns import NO_PASSAGE, Fields, Need, fields_of, listed
 from semgrad_guard.questions.data_files import called
-from semgrad_guard.questions.layouts import Record
+from semgrad_guard.questions.layouts import FaultError, Record
 from semgrad_guard.questions.sources import Entry, entries
 
 
@@ -43,6 +42,7 @@ _COMPARED: dict[Need, tuple[str, ...]] = {
     "response": (),
 }
 """Fields in which lines with the same question must agree."""
+_CODES = ({*"ABCDEFGHIJ"}, {*"abcdefghij"}, {*"01"}, {*"TF"}, {*"YN"})
 _DUE = {
     "string_type": "text",
     "string_unicode": "text without lone surrogates",
@@ -146,6 +146,8 @@ def read_questions(
     if not rows:
         raise DataFileError(f"{called(source)} holds no usable line ({len(problems)} broken). The first: {problems[0]}")
     kept = tuple(row for _, row in rows.values())
+    if needs == "answers" and "answers" not in names:
+        _require_words(source, kept)
     often = tuple(times[key] for key in rows) if duplicates else ()
     return QuestionFile(source, kept, tuple(problems), tuple(duplicates), tuple(shared_ids), tuple(unread), often)
 
@@ -179,6 +181,17 @@ def _require_one_meaning(columns: Mapping[str, str], entry: Entry, owners: dict[
             f'{owners["answers"].place} has its reference in "answer", where {owners["response"].place} has a model\'s '
             "answer, next to the reference: give every line its reference in the same column, or name the column "
             "(--column answers=NAME)"
+        )
+
+
+def _require_words(source: Path, rows: Sequence[Question]) -> None:
+    """Refuse references that are all letters of choices, or all truth values."""
+    found = {answer.strip() for row in rows for answer in row.answers}
+    if len(rows) > 3 and len(found) > 1 and any(found <= codes for codes in _CODES):
+        raise DataFileError(
+            f"{called(source)} has nothing but {', '.join(sorted(found))} as references, as choices and labels are "
+            "written: give the texts of the right answers (or, if these are the answers, name their column: --column "
+            "answers=NAME)."
         )
 
 

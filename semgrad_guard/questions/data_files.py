@@ -18,31 +18,19 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from semgrad_guard.errors import DataFileError, InputError, SemGradGuardError
+from semgrad_guard.errors import DataFileError, InputError
 from semgrad_guard.files import atomic_write, cannot_write, reason, require_regular
 
 _GZIP = b"\x1f\x8b"
 STDIN = Path("-")
 """Standard input, as the path of a file of data."""
-
-
-@dataclass(frozen=True)
-class Output:
-    """A file that a command writes: its path, the name of its kind, and whether an existing file is of this kind.
-
-    The module that writes a kind of file knows how to recognise it; `kind` completes "it is not a ...".
-    """
-
-    path: Path
-    kind: str
-    is_ours: Callable[[Path], bool]
 
 
 def called(path: Path) -> str:
@@ -147,44 +135,6 @@ def require_writable(path: Path, *, inputs: Iterable[Path] = ()) -> None:
             path.open("ab").close()
     except (OSError, ValueError, RuntimeError) as error:  # Python 3.11 calls links that go round a RuntimeError
         raise cannot_write(path, error) from error
-
-
-def require_outputs(outputs: Iterable[Output], *, inputs: Iterable[Path]) -> None:
-    """`require_writable` for all files of a command, which must be different ones and replace none of another kind.
-
-    An existing file is replaced, or continued, if the command itself writes such files, or if it is empty. Another may
-    be the only copy of a user's work: it is refused, and never overwritten.
-
-    Raises:
-        InputError: as `require_writable`, two outputs are one file, or an existing file is of another kind.
-    """
-    found: dict[str, Path] = {}
-    read, wanted = list(inputs), list(outputs)
-    for path in (output.path for output in wanted):
-        require_writable(path, inputs=read)
-        # Two names that differ in case only are one file on some systems.
-        if (first := found.setdefault(str(path.resolve()).casefold(), path)) is not path:
-            raise InputError(f"{first} and {path} are one file, and two outputs cannot share it. Choose another path.")
-    for output in wanted:
-        path = output.path
-        if path.exists() and path.stat().st_size and not output.is_ours(path):
-            raise InputError(
-                f"{path} is there already, and it is not a {output.kind}, so it is not overwritten. Choose another "
-                "path, or remove the file first."
-            )
-
-
-def read_by(read: Callable[[Path], object]) -> Callable[[Path], bool]:
-    """Whether a file is one that `read` takes; a function of its path."""
-
-    def is_taken(path: Path) -> bool:
-        try:
-            read(path)
-        except (SemGradGuardError, OSError):
-            return False
-        return True
-
-    return is_taken
 
 
 def first_line(path: Path) -> bytes:

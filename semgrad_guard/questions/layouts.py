@@ -1,15 +1,260 @@
-"""How well-known data and tools nest their records: documents with a list of them in it, and records in parts."""
+"""How well-known data and tools lay out their records: the text of a cell, the choices of a question, nested documents.
+
+A cell holds one answer, several next to each other, or a list, dict or object that a program has written. Nothing is
+guessed: a text that may be several answers is refused by its reader, and {"text": "..."} is the way to write one answer
+with such marks in it.
+"""
 
 from __future__ import annotations
 
+import ast
+import io
+import itertools
 import json
 import re
+import string
+import tokenize
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
-from semgrad_guard.questions.cells import KNOWN, FaultError
+from semgrad_guard.files import table_of
+
+KNOWN: dict[str, Any] = table_of("semgrad_guard.questions", "known.toml")
+"""The names and words of well-known data."""
+PLACEHOLDERS = frozenset(KNOWN["cells"]["missing"])
+TRUTH = {"true": True, "yes": True, "1": True, "1.0": True, "false": False, "no": False, "0": False, "0.0": False}
+"""A flag or a grade, as programs and people write it."""
+
+_MARKS_BETWEEN: dict[str, str] = KNOWN["marks"]
+_FORMS = {name: re.compile("|".join(forms), re.DOTALL) for name, forms in KNOWN["forms"].items()}
+WRITTEN_OBJECT = _FORMS["object"]
+WRITTEN_PASSAGE = re.compile(f"{_FORMS['container'].pattern}|{WRITTEN_OBJECT.pattern}", re.DOTALL)
+_WRITTEN = re.compile(f"{WRITTEN_PASSAGE.pattern}|{_FORMS['plain_list'].pattern}", re.DOTALL)
+"""Objects, containers and lists, as programs write them into a text, whole or broken off."""
+_WORKING, _BOXED = re.compile(r"(?:^|\s)####\s*"), re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_BULLET = re.compile(r"(?:[-*•]|\(?\d{1,2}[.)])\s+")
+
+
+class FaultError(ValueError):
+    """A record or a cell cannot be read, or may mean two things; the message completes the place of the record."""
+
+
+def shown(value: Any) -> str:
+    """A value in a message, as JSON."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def literal(value: Any) -> Any:
+    """A list or a dict that is written in a text, as JSON or Python; else the text, or any other value, itself."""
+    if not isinstance(text := value, str) or not text.lstrip().startswith(("[", "{", "(")):
+        return value
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        found = _python_literal(text.strip())
+    return cast("Any", found) if isinstance(found, list | dict) else text
+
+
+def _python_literal(text: str) -> Any:
+    """A container as `str` writes it; tuples and sets are lists, and hold texts alone: (1, 2) may be one answer.
+
+    Without commas (numpy's way) Python would join texts: that is none.
+    """
+    try:
+        tree = ast.parse(text, mode="eval").body
+        held = tree.elts if isinstance(tree, ast.Tuple | ast.Set) else []
+        found: Any = [ast.literal_eval(item) for item in held] or ast.literal_eval(tree)
+        tokens = [*tokenize.generate_tokens(io.StringIO(text).readline)]
+    except (ValueError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError):
+        return None
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    is_joined = len(texts) != sum(token.type == tokenize.STRING for token in tokens)
+    return None if is_joined or (held and not all(isinstance(item, str) for item in found)) else found
+
+
+def result_of(text: str) -> str:
+    r"""The answer behind a working: after GSM8K's `####`, or in the only `\boxed{}`; else the text."""
+    if len(parts := _WORKING.split(text.strip())) == 2:
+        return parts[1]
+    boxed = _BOXED.findall(text)
+    return str(boxed[0]) if len(boxed) == 1 else text
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a cell, without the bullets of a list."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    bulleted = len(lines) > 1 and all(map(_BULLET.match, lines))
+    return [_BULLET.sub("", line, count=1) for line in lines] if bulleted else lines
+
+
+def require_answer(text: str, name: str) -> None:
+    """Refuse a text that means a missing answer."""
+    plainly = text.strip().lower()
+    if {plainly, plainly.strip("()[]<>.!\"'")} & PLACEHOLDERS and text.strip() != "Na":
+        raise FaultError(
+            f'has {shown(text)} in "{name}", as programs write where an answer is missing: give the right answer, [] '
+            f"if abstaining is right, or [{shown(text)}] if it is meant"
+        )
+
+
+def require_one(text: str, name: str, *, is_listed: bool = False) -> None:
+    """Refuse a text that a program has written, or that may be several answers.
+
+    A text that is `is_listed`, alone in a list, was meant as one, but for marks that no text has.
+    """
+    meant = shown({"text": text})
+    if _WRITTEN.fullmatch(text.strip()):
+        raise FaultError(
+            f'has a list in "{name}" that cannot be read, {shown(text):.200}: write it as JSON, ["...", "..."], or '
+            f"{meant:.200} if it is one answer"
+        )
+    if _FORMS["date"].fullmatch(text.strip()):
+        raise FaultError(
+            f'has {shown(text)} in "{name}", as programs write a date: write the words of an answer, or {meant} if it '
+            "is meant"
+        )
+    if parts := _several(text, is_listed=is_listed):
+        raise FaultError(
+            f'has {shown(text):.200} in "{name}", which looks like several answers: write them as a list, '
+            f"{shown(parts):.200}, or {meant:.200} if it is one"
+        )
+    if not is_listed and _FORMS["noted"].fullmatch(text.strip()):
+        raise FaultError(
+            f'has {shown(text):.200} in "{name}", with tags, quotes, a name or a letter around the answer: write the '
+            f"answer's text alone, several as a list, or {meant:.200} if all of it is one answer"
+        )
+
+
+def _several(text: str, *, is_listed: bool) -> list[str]:
+    """The answers that a text seems to hold next to each other; none where it is one.
+
+    A sentence is one answer, whatever marks are in it, and so are "AC/DC", "9/11", "60 miles/hour" and "AT&amp;T".
+    """
+    text = re.sub(r"&#?\w+;", "&", text.strip())
+    words, marks = text.split(), ["always"]
+    if len(words) >= 8 and text.rstrip("\"')”’").endswith((".", "!", "?")):
+        marks.append("in_sentences")
+    elif is_listed:
+        marks.append("in_lists")
+    else:
+        marks.append("in_phrases")
+        marks += ["numbered"] if re.match(r"\(?(?:1|a|i)[.)]\s", text) else []
+        marks += ["between_words"] if not _FORMS["rate_or_path"].search(text) else []
+        marks += ["alternatives"] if len(words) <= 9 else []
+    parts = [
+        part.strip()
+        for part in re.split("|".join(_MARKS_BETWEEN[mark] for mark in marks), text)
+        if re.search(r"\w", part)
+    ]
+    return parts if len(parts) > 1 else []
+
+
+COLUMNS, MARKS, _BEFORE = (KNOWN["choices"][name] for name in ("columns", "marks", "before"))
+_ENDS = ("abcdefghij", "123456789")
+_LABELLED = re.compile(r"\(?([A-Ja-j])[).:]\s*(\S.*)", re.DOTALL)
+_MARK = re.compile(r"\(?([A-Za-z]|\d+)[).:]?")
+_LETTER = re.compile(r"\(?([A-Ja-j1-9])(?:[).:]?|[).:]\s.*)", re.DOTALL)
+_LISTED = re.compile(r"(?:^|[\s(])([A-Ja-j]|[1-9](?=[).]))[).:]\s")
+_MARKS = re.compile(r"[A-J](?:\s*[,;&/]\s*[A-J])+")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Texts by label ("A", "B", ... where the data names none), and the columns that hold them.
+
+    Numbers count `from_zero` where the data is known to: MMLU's `choices`.
+    """
+
+    texts: Mapping[str, str]
+    columns: Sequence[str]
+    from_zero: bool = False
+
+    def meant(self, value: Any, column: str) -> str | None:
+        """The text of the choice that a value names; None where the value is an answer by itself.
+
+        Raises:
+            FaultError: it names none, or may name two.
+        """
+        text, of_columns = str(value).strip(), len(self.columns) > 1
+        if of_columns and text.lower() in map(str.lower, self.columns):
+            text = text[-1]
+        mark, labelled = _MARK.fullmatch(text), _LABELLED.fullmatch(text)
+        if of_columns and not mark:
+            return None  # columns A and B may be something else
+        if _MARKS.fullmatch(text):
+            raise several(column, text)
+        wanted = {text.casefold(), labelled[2].casefold() if labelled else ""}
+        found = {choice for choice in self.texts.values() if choice.casefold() in wanted and not isinstance(value, int)}
+        if mark:
+            label = mark[1].upper()
+            found |= {choice for known, choice in self.texts.items() if known == label}
+            if label.isdecimal() and self.from_zero:
+                found |= {*[*self.texts.values()][int(label) : int(label) + 1]}
+            if of_columns and not found and label.isdecimal() and int(label) > len(self.columns):
+                return None
+        if len(found) != 1:
+            raise FaultError(
+                f'has {shown(text):.60} in "{column}", and which of its {", ".join(self.columns)} that is cannot be '
+                "told: write its text"
+            )
+        return found.pop()
+
+
+def require_no_letter(text: str, column: str, question: str) -> None:
+    """Refuse the letter or number of a choice that the question's own text lists."""
+    mark = _LETTER.fullmatch(text.strip())
+    listed = {label.upper() for label in _LISTED.findall(question)}
+    if mark and mark[1].upper() in listed and (listed >= {"A", "B"} or listed >= {"1", "2"}):
+        raise FaultError(
+            f'has {shown(text)} in "{column}", a choice that the question lists: write its text, or '
+            f"{shown({'text': text})} if the letter is the answer"
+        )
+
+
+def several(column: str, text: str) -> FaultError:
+    """The fault of a column that names more than one choice."""
+    return FaultError(f'has several choices in "{column}", {text}: give the texts of the right ones')
+
+
+def choices_of(record: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> Choices | None:
+    """The choices of a record, whose `names` are given by their plain spelling; None where it has none.
+
+    Raises:
+        FaultError: there are some that cannot be read.
+    """
+    for before, ends in itertools.product(_BEFORE, _ENDS):
+        columns = [names[before + end][0] for end in ends if before + end in names]
+        if len(columns) > 1 and {before + ends[0], before + ends[1]} <= {*names}:
+            return Choices({column[-1].upper(): str(record[column]) for column in columns}, columns)
+    for column in COLUMNS:
+        for name in names.get(column, ()):
+            if held := literal(record[name]):
+                from_zero = column == "choices" and isinstance(held, list)
+                return Choices(_by_label(held, name), [name], from_zero)
+    return None
+
+
+def _by_label(held: Any, name: str) -> dict[str, str]:
+    """Choices as a list of texts (perhaps with letters before them), or of objects; as an object; or ARC's."""
+    labels: Sequence[Any] = string.ascii_uppercase
+    texts: list[Any] = cast("list[Any]", held) if isinstance(held, list) else [None]
+    if isinstance(held, dict):
+        own = cast("dict[str, Any]", held)
+        labels, texts = [*own], [*own.values()]
+        if isinstance(own.get("text"), list):
+            labels, texts = own.get("label", string.ascii_uppercase), own["text"]
+    elif all(isinstance(choice, dict) and {"label", "text"} <= choice.keys() for choice in texts):
+        labels, texts = [choice["label"] for choice in texts], [choice["text"] for choice in texts]
+    if not all(isinstance(text, str | int | float) for text in texts):
+        raise FaultError(f'has "{name}" that cannot be read: write them as a JSON list, ["...", "..."]')
+    parts = [part for text in texts if (part := _LABELLED.fullmatch(str(text)))]
+    if [part[1].upper() for part in parts] == [*labels][: len(texts)]:
+        return {part[1].upper(): part[2].strip() for part in parts}
+    return {str(label).upper(): str(text) for label, text in zip(labels, texts, strict=False)}
+
 
 Record = dict[str, Any]
 
@@ -27,6 +272,8 @@ _LISTS, _EXPECTED, _ANSWERS = (
 _QUESTION = frozenset(map(plain, KNOWN["columns"]["question"]))
 _REFERENCES = _EXPECTED | {"groundtruth", "groundtruths"}
 _PARTS = _EXPECTED | {"outputs", *_INPUTS}
+_AROUND = {"table", *map(plain, KNOWN["passages"]["names"][1])}
+"""Fields of a document that all of its questions are about."""
 
 
 def records_in(document: Record) -> list[Any]:
@@ -56,7 +303,10 @@ def records_in(document: Record) -> list[Any]:
     named = {name: held for name, held in lists.items() if plain(name) in _LISTS} or lists
     if len(named) > 1:
         raise FaultError(f"with several lists of records in it, {', '.join(named)}: give one of them")
-    return [record for held in named.values() for entry in held for record in _within(entry)] or [document]
+    around = _around(document, [*named.values()])
+    return [{**around, **record} for held in named.values() for entry in held for record in _within(entry)] or [
+        document
+    ]
 
 
 def _objects(held: Any) -> bool:
@@ -71,8 +321,12 @@ def _within(entry: Record) -> list[Record]:
     held = next((entry[name] for name in ("paragraphs", "qas", "qa_pairs") if _objects(entry.get(name))), None)
     if held is None or not _QUESTION.isdisjoint(map(plain, entry)):
         return [entry]
-    around = {name: entry[name] for name in ("context", "passage") if name in entry}
-    return [{**around, **record} for part in held for record in _within(part)]
+    return [{**_around(entry, [held]), **record} for part in held for record in _within(part)]
+
+
+def _around(document: Record, records: list[Any]) -> Record:
+    """The fields that all of a document's `records` share."""
+    return {name: held for name, held in document.items() if plain(name) in _AROUND and held not in records}
 
 
 def flat(record: Record) -> Record:

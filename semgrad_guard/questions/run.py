@@ -1,4 +1,5 @@
-"""A resumable run: a model answers questions, estimators score the answers, and every answer is kept as it comes.
+"""A resumable run: a model answers questions, estimators score the answers, and every answer is kept as it comes; and
+texts from any source, scored batch by batch.
 
 Batches are fixed by the order of the questions and the batch size, so a run that was interrupted and continued gives
 exactly the answers and scores of one that was not: a batch of which some answers are missing is answered again as a
@@ -15,8 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
+from pydantic import BaseModel
+
 from semgrad_guard.calibration import Binding
-from semgrad_guard.engine.answers.answer import Evidence, Generation
+from semgrad_guard.engine.answers.answer import BatchScoring, Evidence, Generation
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.sentences import sentences_of
 from semgrad_guard.engine.language_model import LanguageModel
@@ -24,13 +27,14 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.sentences import leanings
 from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard import Answerer, template_name
+from semgrad_guard.guard import Answerer, Policy, Terms, settle, template_name, unscored
+from semgrad_guard.guard.calibrated_estimator import require_by_sentence
+from semgrad_guard.guard.policy import lets_every_score_through
 from semgrad_guard.guard.sentences import OTHER_TOKENS, WITHOUT_END
-from semgrad_guard.questions.answered import Answer, AnsweredSentence, AnswerScore
 from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.job_record import JobRecord, Progress, R, unwatched
 from semgrad_guard.questions.prompts import Phrasing
-from semgrad_guard.records import Message, Score
+from semgrad_guard.questions.run_record import Answer, AnsweredSentence, AnswerScore, JobRecord, Progress, R, unwatched
+from semgrad_guard.records import Message, PromptForm, Score, Verdict
 from semgrad_guard.settings import OnCut, OnDoubt
 
 
@@ -311,3 +315,55 @@ def check_run(estimators: Mapping[str, Estimator], options: GenerationOptions, b
         raise InputError(f"batch_size must be at least 1, not {batch_size}")
     if options.temperature and options.seed is None:
         raise InputError("a sampled run needs a seed, or it could not be continued")
+
+
+class ScoredText(BaseModel, frozen=True, extra="forbid"):
+    """A text's verdict, or why it does not fit the context window."""
+
+    verdict: Verdict | None = None
+    too_long: str | None = None
+
+
+@dataclass(frozen=True)
+class TextScorer:
+    """How texts are scored and decided about.
+
+    With `by_sentence`, the action at a doubtful one, every sentence is, and the verdict has the whole text.
+    """
+
+    model: LanguageModel
+    estimator: Estimator
+    policy: Policy | None = None
+    phrasing: Phrasing = field(default_factory=Phrasing)
+    by_sentence: OnDoubt | None = None
+
+    def __post_init__(self) -> None:
+        if self.by_sentence is not None:
+            require_by_sentence(self.estimator)
+
+    def __call__(self, rows: Sequence[Question]) -> list[ScoredText]:
+        """The texts of a batch, in its order, from one backward pass for all of them."""
+        fitting: dict[int, Evidence] = {}
+        unread: dict[int, str] = {}
+        for i, row in enumerate(rows):
+            try:
+                fitting[i] = self.model.evidence(self.phrasing.conversation(row), row.response or "")
+            except PromptTooLongError as error:
+                unread[i] = str(error)
+        together = BatchScoring.joined([*fitting.values()]).evidence if fitting else ()
+        verdicts = {i: self._verdict(rows[i], evidence) for i, evidence in zip(fitting, together, strict=True)}
+        return [ScoredText(verdict=verdicts.get(i), too_long=unread.get(i)) for i in range(len(rows))]
+
+    def unscored(self, text: str, reason: str) -> Verdict:
+        """The verdict on a text that cannot be scored."""
+        return self._settled(unscored(text, reason=reason, model=self.model.name), None)
+
+    def _verdict(self, row: Question, evidence: Evidence) -> Verdict:
+        template = self.phrasing.name([row])
+        answerer = Answerer(self.model, self.estimator, prompt_template=template, by_sentence=self.by_sentence)
+        return self._settled(answerer.assessed(evidence, evidence.text), evidence.prompt.form)
+
+    def _settled(self, draft: Verdict, prompt: PromptForm | None) -> Verdict:
+        policy = self.policy or lets_every_score_through("abstain")
+        mode = "enforce" if self.by_sentence is None else "annotate"  # no sentence is left out
+        return settle(draft, Terms(policy=policy, mode=mode), prompt=prompt).verdict

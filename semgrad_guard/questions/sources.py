@@ -19,10 +19,9 @@ from zipfile import BadZipFile
 from semgrad_guard.errors import DataFileError, MissingExtraError
 from semgrad_guard.files import TwiceError, distinct, reason
 from semgrad_guard.pocket import QUESTIONS_PATH
-from semgrad_guard.questions.cells import FaultError
 from semgrad_guard.questions.columns import tells_even_if_empty
 from semgrad_guard.questions.data_files import STDIN, Row, called, read_table, rows_of, unpacked
-from semgrad_guard.questions.layouts import records_in
+from semgrad_guard.questions.layouts import FaultError, records_in
 
 POCKET = "pocket"
 """The name of questions about the embedded model's world; a file of that name is ./pocket."""
@@ -32,8 +31,8 @@ HUB = "hub:"
 PARQUET, EXCEL = ".parquet", ".xlsx"
 _DATA = (PARQUET, EXCEL, ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 """The data files of a folder."""
-_PACKED = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"BZh", b"\x28\xb5\x2f\xfd")
-"""The first bytes of other zip files, of Excel's old ones, and of bzip2 and Zstandard."""
+_PACKED = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"BZh", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ")
+"""The first bytes of other zip files, of Excel's old ones, and of bzip2, Zstandard and xz."""
 
 _AT_ONCE = 1024
 

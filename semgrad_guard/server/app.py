@@ -37,7 +37,7 @@ from semgrad_guard.server.completions import (
     unless_gone,
 )
 from semgrad_guard.server.errors import BUGS, ClientGoneError, HttpError, error_about, http_error_of
-from semgrad_guard.server.gate import Gate, Keys
+from semgrad_guard.server.hosting import Gate, Keys
 from semgrad_guard.server.metrics import CONTENT_TYPE
 from semgrad_guard.server.protocol import DecisionsRequest, FeedbackRequest, ScoreRequest, parse_json
 from semgrad_guard.server.responses import ResponsesTranslation

@@ -30,7 +30,7 @@ from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.loading import ModelSource, load_estimator, load_policy, pocket_policy
 from semgrad_guard.named import POCKET
 from semgrad_guard.server.app import Limits, make_app
-from semgrad_guard.server.gate import Keys
+from semgrad_guard.server.hosting import Keys
 from semgrad_guard.server.scheduler import ModelQueue, ReportedQueue, Scheduler
 from semgrad_guard.server.service import ServedModel, Service
 from semgrad_guard.server.settings import ServerSettings

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 import semgrad_guard
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.promise import State
-from semgrad_guard.decision_log.savings import BLOCK
+from semgrad_guard.decision_log.entries import BLOCK
 from semgrad_guard.records import Verdict, VerdictDetails
 from semgrad_guard.server.scheduler import ModelQueue
 

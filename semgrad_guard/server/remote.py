@@ -24,7 +24,7 @@ from semgrad_guard.server.answers import Answer, arguments_in
 _LARGEST = 16 * 2**20
 """Bytes of an answer."""
 _MESSAGE = 300
-_PLACE = re.compile(r"\S*[/\\@]\S*")
+_PLACE = re.compile(r"\S*(?:[/\\@]|[a-z\d]:\d{2,5}\b|\d+(?:\.\d+){3})\S*", re.IGNORECASE)
 _PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 """Statuses of servers that are busy or restart, and of the proxies in front of them."""
 _LONGEST_WAIT = 3600
@@ -194,7 +194,7 @@ def _json(data: bytes) -> dict[str, Any]:
 
 async def _refusal(response: httpx.Response, *, words: bool, sent: Mapping[str, Any]) -> UpstreamError:
     """The error for a status. The messages of other statuses than these may hold secrets such as keys, and in those of
-    these a word with a slash or an @ may be a path, a host or an account of the operator's."""
+    these a word with a slash, an @, a port or an address may be a path, a host or an account of the operator's."""
     status, message, param = response.status_code, "", None
     if words and status in (400, 404, 413, 422):
         with suppress(UpstreamError, KeyError, TypeError):

@@ -131,7 +131,8 @@ class Call:
         target, estimator = self.served.target, self.served.scheduler.estimator_name
         if target is None:
             return None
-        return lambda places: Work.awaited(lambda: target.ask(self.body, len(places), estimator=estimator))
+        how: Any = {"estimator": estimator, "limit": self.served.options.max_tokens}
+        return lambda places: Work.awaited(lambda: target.ask(self.body, len(places), **how))
 
 
 class Service:

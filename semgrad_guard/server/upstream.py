@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from semgrad_guard.calibration.call_options import call_options, cutting_options
+from semgrad_guard.calibration.call_options import LIMITS, call_options, cutting_options
 from semgrad_guard.engine.prompts.responses import HeldText
 from semgrad_guard.errors import InputError, UpstreamError
 from semgrad_guard.guard import (
@@ -233,9 +233,12 @@ class RemoteTarget:
     server: RemoteServer
     model: str
 
-    async def ask(self, body: Mapping[str, Any], count: int, *, estimator: str) -> Sequence[TargetReply[Answer]]:
-        """So many answers, or errors in their place; `estimator` is that of the drafts."""
-        sent = {**_forwarded(body), "model": self.model, "stream": False}
+    async def ask(
+        self, body: Mapping[str, Any], count: int, *, estimator: str, limit: int
+    ) -> Sequence[TargetReply[Answer]]:
+        """So many answers of up to `limit` tokens, or errors in their place; `estimator` is that of the drafts."""
+        sent: dict[str, Any] = {**_forwarded(body), "model": self.model, "stream": False}
+        sent |= {name: limit for name in LIMITS if isinstance(sent.get(name), int) and sent[name] > limit}
         sent.pop("logprobs", None)
         sent.pop("top_logprobs", None)
         return await asyncio.gather(*(self._asked(sent, estimator) for _ in range(count)))

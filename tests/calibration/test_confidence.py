@@ -12,7 +12,7 @@ from scipy.stats import norm, rankdata
 from sklearn.calibration import _SigmoidCalibration
 from sklearn.isotonic import IsotonicRegression
 
-from semgrad_guard.calibration.confidence import ConfidenceMap, fit_isotonic, fit_ranks
+from semgrad_guard.calibration.thresholds import ConfidenceMap, fit_isotonic, fit_ranks
 
 METHODS = (fit_isotonic, fit_ranks)
 Fit = Callable[[NDArray, NDArray], ConfidenceMap]

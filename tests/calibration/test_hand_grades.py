@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from semgrad_guard.calibration import Calibration, calibrate, hand_grades, rows_to_grade
+from semgrad_guard.calibration import Calibration, calibrate, planning, rows_to_grade
 from semgrad_guard.errors import CalibrationError
 
 ALPHA = DELTA = 0.1
@@ -37,7 +37,7 @@ def made(scores: Any, labels: Any, **how: Any) -> Calibration:
 def test_a_random_part_of_the_surest_is_to_be_graded_and_more_begins_with_less() -> None:
     scores, _ = drawn(1)
     few, many = (rows_to_grade(scores, alpha=ALPHA, by_hand=m) for m in (50, 200))
-    border = np.sort(scores)[math.ceil(hand_grades.share_to_grade(ALPHA) * 1000) - 1]
+    border = np.sort(scores)[math.ceil(planning.share_to_grade(ALPHA) * 1000) - 1]
     assert many[:50] == few
     assert scores[many].max() <= border
     assert abs(float((scores[many] <= np.median(scores[scores <= border])).mean()) - 0.5) < 0.12
@@ -52,7 +52,7 @@ def test_a_random_part_of_the_surest_is_to_be_graded_and_more_begins_with_less()
     ("alpha", "least", "most"), [(0.01, 0.6, 0.8), (0.1, 0.55, 0.65), (0.4, 0.5, 0.5), (0.9, 0.5, 1)]
 )
 def test_the_share_to_grade_follows_from_alpha(alpha: float, least: float, most: float) -> None:
-    assert least <= hand_grades.share_to_grade(alpha) <= most
+    assert least <= planning.share_to_grade(alpha) <= most
 
 
 def test_the_record_tells_what_was_graded_and_claims_nothing_about_the_rest(tmp_path: Any) -> None:

@@ -161,7 +161,7 @@ def test_a_system_message_is_another_prompt(ask: Run, calibration: Path) -> None
 def test_the_embedded_models_calibration_is_used_where_it_fits(
     ask: Run, calibration: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = import_module("semgrad_guard.cli.ask")  # the package has a function of this name
+    module = import_module("semgrad_guard.cli.score")  # the package has a function of this name
     monkeypatch.setattr(module, "POCKET", str(model_folder))
     monkeypatch.setattr("semgrad_guard.pocket.CALIBRATION_PATH", calibration)
     used = ask("What is item 1?", "--json")

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from semgrad_guard import Calibration, Guard, LanguageModel, Policy
-from semgrad_guard.paper.graded import read_graded
+from semgrad_guard.paper.results import read_graded
 from tests.fixed_model import PIECES, TEXT, FixedModel
 
 from .helpers import ASKED, flat, jsonl, merged

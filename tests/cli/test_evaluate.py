@@ -12,9 +12,8 @@ import pytest
 from click.testing import Result
 
 from semgrad_guard import LanguageModel
-from semgrad_guard.cli import evaluate_run, loading
-from semgrad_guard.questions.answered import EvaluatedAnswer
-from semgrad_guard.questions.job_record import read_record
+from semgrad_guard.cli import loading, runs
+from semgrad_guard.questions.run_record import EvaluatedAnswer, read_record
 
 from .helpers import ASKED, TOKENS, flat, jsonl, merged
 
@@ -257,7 +256,7 @@ def test_learned_scores_are_left_out_where_there_are_too_few_labels(
 def test_samples_are_drawn_for_some_of_each_kind(
     evaluate: Run, mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluate_run, "_SAMPLED", 3)
+    monkeypatch.setattr(runs, "_SAMPLED", 3)
     result = evaluate("--data", mixed)
     assert result.exit_code == 0, result.stderr
     answers = kept(tmp_path)
@@ -265,7 +264,7 @@ def test_samples_are_drawn_for_some_of_each_kind(
     assert sorted(answer.kind or "" for answer in scored) == ["even"] * 3 + ["odd"] * 3
     assert all(answer.uncertainty("hybridgrad") is not None for answer in answers)
     assert [row["ms: LN-PE"] == "" for row in table(tmp_path)] == [answer not in scored for answer in answers]
-    monkeypatch.setattr(evaluate_run, "_SAMPLED", 2)
+    monkeypatch.setattr(runs, "_SAMPLED", 2)
     refused = evaluate("--data", mixed)
     assert refused.exit_code == 1
     assert "sampled_questions" in refused.stderr

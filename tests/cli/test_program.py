@@ -22,7 +22,8 @@ from click.testing import Result
 from typer.main import get_command
 
 import semgrad_guard
-from semgrad_guard.cli import app, loading, options, short_commands
+from semgrad_guard.cli import app, loading, short_commands
+from semgrad_guard.cli.command import ESTIMATOR_NAMES, GRADER_NAMES, METHOD_NAMES
 from semgrad_guard.estimators import ESTIMATORS, FusedStates
 from semgrad_guard.estimators.suite import paper_suite
 from semgrad_guard.grading import GRADERS
@@ -63,8 +64,8 @@ def test_help_fits_eighty_columns(run: Run) -> None:
 
 
 def test_choices_are_those_that_exist() -> None:
-    assert tuple(estimator.name for estimator in ESTIMATORS) == options.ESTIMATOR_NAMES
-    assert tuple(GRADERS) == options.GRADER_NAMES
+    assert tuple(estimator.name for estimator in ESTIMATORS) == ESTIMATOR_NAMES
+    assert tuple(GRADERS) == GRADER_NAMES
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -192,7 +193,7 @@ def test_a_wrong_value_is_named_in_our_own_words(
 
 
 def test_methods_are_those_that_an_evaluation_has() -> None:
-    assert {estimator.name for estimator in (*paper_suite(), FusedStates())} == set(options.METHOD_NAMES)
+    assert {estimator.name for estimator in (*paper_suite(), FusedStates())} == set(METHOD_NAMES)
 
 
 MOST = {"calibrate": 24, "evaluate": 22, "serve": 25, "ask": 14, "score": 16}

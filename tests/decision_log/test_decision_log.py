@@ -1,4 +1,7 @@
-"""A decision that has an id is in the log, whatever happens to the process, the disk or the database."""
+"""A decision that has an id is in the log, whatever happens to the process, the disk or the database.
+
+An SQLite log that several connections of this process, and another process, have open at once.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,16 @@ from typing import Any
 import pytest
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy, Router, Verdict
-from semgrad_guard.errors import DecisionLogError, InputError
-from semgrad_guard.records import SentenceVerdict
 
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
+
+import sqlalchemy as sa
 
 from semgrad_guard.decision_log.database import Database
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.decision_log.entries import Decision, Facts, parse_since
+from semgrad_guard.errors import DecisionLogError, InputError
+from semgrad_guard.records import SentenceVerdict
 from tests.ports import free_port
 
 OPTIONS = GenerationOptions(max_tokens=4)
@@ -331,3 +336,21 @@ def test_a_folder_with_other_files_keeps_its_rights(tmp_path: Path) -> None:
     with DecisionLog(tmp_path / "log.db", journal=tmp_path) as log:
         log.write(verdict())
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
+OTHER = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('select 1 from sqlite_master'); c.close()"
+
+
+def test_a_new_connection_leaves_the_locks_of_the_others(tmp_path: Path) -> None:
+    """POSIX drops all locks of a process on a file when it closes one descriptor of it. Another process would then take
+    itself for the last user, and delete the write-ahead log under the first: https://sqlite.org/howtocorrupt.html"""
+    path = tmp_path / "log.db"
+    database = Database(path)
+    database.open()
+    with database._engine.connect() as first, database._engine.connect() as second:
+        for connection in (first, second):
+            connection.execute(sa.text("select 1 from sqlite_master"))
+        before = Path(f"{path}-wal").stat().st_ino
+        subprocess.run([sys.executable, "-c", OTHER, str(path)], check=True)
+        assert Path(f"{path}-wal").stat().st_ino == before
+    database.close()

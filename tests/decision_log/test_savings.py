@@ -14,8 +14,7 @@ pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
 from semgrad_guard.decision_log.database import Database
 from semgrad_guard.decision_log.decision_log import DecisionLog
-from semgrad_guard.decision_log.entries import Decision, Facts
-from semgrad_guard.decision_log.savings import BLOCK, Price
+from semgrad_guard.decision_log.entries import BLOCK, Decision, Facts, Price
 from semgrad_guard.guard import escalated, external
 
 from .test_decision_log import verdict

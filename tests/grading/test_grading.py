@@ -14,7 +14,7 @@ from semgrad_guard.grading.by_name import require_kind, right_means
 from semgrad_guard.grading.grader import SecondOpinion, Verdicts
 from semgrad_guard.grading.sheets import GradeRow, SheetAnswer, grade, with_references
 from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.job_record import JobRecord
+from semgrad_guard.questions.run_record import JobRecord
 from tests.made_answers import made
 
 RUN = [made(i, text="right" if i % 3 else "wrong") for i in range(70)]

@@ -29,7 +29,7 @@ from semgrad_guard.grading.candidates import (
 )
 from semgrad_guard.grading.learning_set import GradedSentences
 from semgrad_guard.metrics import auroc
-from semgrad_guard.questions.answered import AnsweredSentence, AnswerScore
+from semgrad_guard.questions.run_record import AnsweredSentence, AnswerScore
 from semgrad_guard.records import LOG, FusedWeights
 from tests.pairwise import in_turn
 

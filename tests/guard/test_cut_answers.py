@@ -16,7 +16,7 @@ from semgrad_guard.guard.cut_answers import FIRST_SENTENCE, LATER, why_unscored
 from semgrad_guard.guard.decision import settle
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.verdicts import RecordedDraft
-from semgrad_guard.questions.answered import Answer, AnsweredSentence, AnswerScore
+from semgrad_guard.questions.run_record import Answer, AnsweredSentence, AnswerScore
 from semgrad_guard.records import SentenceVerdict, ToolCall
 from semgrad_guard.settings import OnCut
 

@@ -19,7 +19,7 @@ from semgrad_guard.guard.answering import Answerer
 from semgrad_guard.guard.question import Router
 from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.scoring import TextScorer
+from semgrad_guard.questions.run import TextScorer
 from semgrad_guard.settings import Mode
 from tests.engine.chat_templates import template
 from tests.thinking import ANSWERS, THOUGHTS, UNTHOUGHT, thinking_model, written

@@ -18,9 +18,9 @@ from semgrad_guard.estimators import Estimator, SemanticDensity
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
 from semgrad_guard.paper.experiment import Experiment, SampledQuestions, semgrad_ablations
-from semgrad_guard.questions.answered import EvaluatedAnswer
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.run_record import EvaluatedAnswer
 
 TOKENS = 3
 QUESTIONS = [Question(question=f"item {'x' * (i % 3)} {i}?", answers=("a", "b"), id=str(i), kind="k") for i in range(5)]

@@ -12,9 +12,9 @@ from scipy.stats import binomtest
 from sklearn.metrics import brier_score_loss
 
 from semgrad_guard import metrics
-from semgrad_guard.calibration.confidence import fit_isotonic
+from semgrad_guard.calibration.thresholds import fit_isotonic
 from semgrad_guard.metrics import Tally, tally
-from semgrad_guard.paper.intervals import (
+from semgrad_guard.paper.summary import (
     Resampling,
     bootstrap,
     brier,

@@ -9,7 +9,7 @@ import pytest
 
 from semgrad_guard.errors import BindingMismatchError
 from semgrad_guard.estimators.text_pairs import Entailment, EntailmentScores
-from semgrad_guard.paper.paraphrases import with_written, wordings_in
+from semgrad_guard.paper.probing import with_written, wordings_in
 from semgrad_guard.questions.data import Question
 
 ASKED = "Who wrote Emma in 1815?"

@@ -13,7 +13,7 @@ from semgrad_guard.errors import GradingError
 from semgrad_guard.grading.grader import Verdicts
 from semgrad_guard.metrics import auroc
 from semgrad_guard.paper.results import Results
-from semgrad_guard.questions.answered import AnswerScore, EvaluatedAnswer
+from semgrad_guard.questions.run_record import AnswerScore, EvaluatedAnswer
 from tests.made_answers import SETTINGS, made
 
 

@@ -13,10 +13,9 @@ from sklearn.metrics import cohen_kappa_score
 from semgrad_guard import metrics
 from semgrad_guard.metrics import tally
 from semgrad_guard.paper import published, tables
-from semgrad_guard.paper.graded import GradedRun
 from semgrad_guard.paper.guarantee import guaranteed_coverage
-from semgrad_guard.paper.intervals import estimate
-from semgrad_guard.paper.summary import RunSummary, summarize
+from semgrad_guard.paper.results import GradedRun
+from semgrad_guard.paper.summary import RunSummary, estimate, summarize
 from semgrad_guard.paper.tables import Cell, Column, Table, all_tables, guaranteed_tables
 from tests.made_answers import example_run
 

@@ -14,10 +14,10 @@ from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, P
 from semgrad_guard.errors import BindingMismatchError, DataFileError, InputError
 from semgrad_guard.estimators import GreedyNLL
 from semgrad_guard.grading.candidates import LearningSet, calibrate_scored
-from semgrad_guard.questions.answered import Answer
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.questions.run import Answering, run_binding
+from semgrad_guard.questions.run_record import Answer
 
 Make = Callable[..., LanguageModel]
 QUESTIONS = [Question(question=f"question {'x' * (i % 4)} {i}", id=str(i)) for i in range(11)]

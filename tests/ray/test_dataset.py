@@ -12,7 +12,7 @@ import pytest
 from semgrad_guard import HybridGrad, LanguageModel, Verdict, calibrate
 from semgrad_guard.errors import InputError
 from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.scoring import TextScorer
+from semgrad_guard.questions.run import TextScorer
 
 from .conftest import OBJECT_STORE
 

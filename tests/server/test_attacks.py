@@ -1,7 +1,11 @@
-"""A client that tries every field of every route: it moves no decision, and learns nothing about the operator."""
+"""A client that tries every field of every route: it moves no decision, and learns nothing about the operator.
+
+Whatever a client sends, it gets an answer or an error with a name: no bug, no hang.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -10,8 +14,11 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
 
-from semgrad_guard import LanguageModel, Policy, calibrate
+from semgrad_guard import GenerationOptions, LanguageModel, Policy, calibrate
 
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
@@ -20,10 +27,12 @@ from semgrad_guard.server.protocol import ChatRequest, FeedbackRequest, ScoreReq
 from semgrad_guard.server.remote import RemoteServer
 from semgrad_guard.server.responses import ResponsesRequest
 from semgrad_guard.server.text_completions import TextRequest
-from semgrad_guard.server.upstream import Upstream
+from semgrad_guard.server.upstream import RemoteTarget, Upstream
 from tests.decision_log.test_feedback import written
+from tests.steps import LIMIT
 
-from .conftest import NONE, OPTIONS, Serve, asking
+from .conftest import ALL, NONE, OPTIONS, Serve, asking
+from .others import Other
 from .test_other_protocols import CHAT, RESPONSES, TEXT, prompting, responding
 
 TEMPTING = (
@@ -182,7 +191,18 @@ async def test_one_request_does_not_fill_the_queue(serve: Serve) -> None:
         assert (await client.get("/readyz")).status_code == 200
 
 
-SECRETS = ("/srv/models", "an-account", "secret-host", "5432", "log.db")
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_no_request_asks_a_target_for_more_than_the_operator_allows(serve: Serve, name: str) -> None:
+    large = Other()
+    target = RemoteTarget(RemoteServer("http://large/v1", transport=large), "large")
+    async with serve(NONE, target=target) as client:
+        for limit in (10**6, 3):
+            response = await client.post(CHAT, json=asking(**{name: limit}))
+            assert response.headers["x-semgrad-guard-action"] == "escalate"
+    assert [body[name] for body in large.bodies] == [OPTIONS.max_tokens, 3]
+
+
+SECRETS = ("/srv/models", "an-account", "secret-host", "5432", "10.1.2.3", "log.db")
 
 
 async def test_errors_show_no_path_host_or_account(serve: Serve, make_served: Any, tmp_path: Path) -> None:
@@ -199,7 +219,10 @@ async def test_errors_show_no_path_host_or_account(serve: Serve, make_served: An
             ):
                 assert response.status_code == 503
                 texts.append(response.text)
-    words = "cannot load /srv/models/x.gguf for an-account@secret-host at http://secret-host:5432/v1: try 4 tokens"
+    words = (
+        "cannot load /srv/models/x.gguf for an-account@secret-host at http://secret-host:5432/v1: try 4 tokens; "
+        "secret-host:5432 and 10.1.2.3 refuse"
+    )
     for status in (400, 404, 422, 500, 503):
 
         def refuse(_: httpx.Request, status: int = status) -> httpx.Response:
@@ -213,3 +236,55 @@ async def test_errors_show_no_path_host_or_account(serve: Serve, make_served: An
     assert not [(secret, text) for text in texts for secret in (*SECRETS, str(tmp_path)) if secret in text]
     assert any("try 4 tokens" in text for text in texts)  # the advice in its words stays
     assert all(json.loads(text)["error"]["message"] for text in texts)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+PARTS = st.sampled_from(["role", "type", "content", "name", "parameters", "function", "schema", "text", "arguments"])
+WORDS = st.sampled_from(["user", "assistant", "tool", "function", "text", "json_schema", "message", "object", "array"])
+NESTED = st.recursive(
+    WORDS | JSON,
+    lambda inner: st.lists(inner, min_size=1, max_size=2) | st.dictionaries(PARTS, inner, max_size=4),
+    max_leaves=8,
+)
+"""Values of the names that the protocols have, in any order."""
+PLAIN = st.sampled_from([True, 1, 2, 0.5, "auto", "required", ["a"], "a", [], {}])
+
+
+def bodies(base: dict[str, Any], kind: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
+    """Requests in which some fields have other values, of any kind."""
+    fields = sorted({*kind.model_fields, *ChatRequest.model_fields, "previous_response_id"} - {"model"})
+    return st.dictionaries(st.sampled_from(fields), NESTED | PLAIN, max_size=4).map(lambda more: {**base, **more})
+
+
+@pytest.fixture
+def loop() -> Any:
+    made = asyncio.new_event_loop()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "base", "kind"),
+    [(CHAT, asking(), ChatRequest), (RESPONSES, responding(), ResponsesRequest), (TEXT, prompting(), TextRequest)],
+)
+def test_no_request_is_a_bug(
+    serve: Serve, loop: asyncio.AbstractEventLoop, path: str, base: dict[str, Any], kind: type[BaseModel]
+) -> None:
+    async def one(body: Any) -> None:
+        async with serve(ALL, options=GenerationOptions(max_tokens=4)) as client:
+            headers = {"content-type": "application/json"}
+            response = await client.post(path, content=json.dumps(body).encode(), headers=headers, timeout=LIMIT)
+            client.service.close()
+        assert response.status_code < 500, (body, response.text)
+        assert "internal_error" not in response.text, body
+
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(bodies(base, kind))
+    def fuzz(body: Any) -> None:
+        loop.run_until_complete(one(body))
+
+    fuzz()

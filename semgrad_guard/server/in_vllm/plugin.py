@@ -18,7 +18,7 @@ from semgrad_guard.errors import InputError
 
 if TYPE_CHECKING:
     from semgrad_guard.server.assembly import Server
-    from semgrad_guard.server.gate import Keys
+    from semgrad_guard.server.hosting import Keys
     from semgrad_guard.server.settings import ServerSettings
 
 SETTINGS = "SEMGRAD_GUARD_SETTINGS"
