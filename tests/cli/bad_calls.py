@@ -1,12 +1,13 @@
 """A bad call of a command, and the good calls that bad ones are made from.
 
 Arguments name places: `{in}` holds files that must come out as they went in, `{out}` is empty, `{model}` is a folder
-with a good model, `{models}` holds broken ones.
+with a good model, `{other}` one with another, `{models}` holds broken ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -21,6 +22,7 @@ class Bad:
     """One bad call. `codes` are the exit codes that are right, `says` is a part of the message; `stdin` may be bytes.
 
     `keeps` tells that the call does some work before it finds out, so that files may be left in `{out}`: whole ones.
+    One that `loads` may load a model first, and one that `works` may answer something.
     """
 
     name: str
@@ -29,6 +31,8 @@ class Bad:
     says: str = ""
     stdin: bytes = b""
     keeps: bool = False
+    loads: bool = True
+    works: bool = True
 
     def at(self, places: dict[str, Path]) -> list[str]:
         """The arguments with real paths."""
@@ -53,27 +57,33 @@ EVALUATE = (
 PROBE = (
     "probe", "--model", "{model}", "--data", "{in}/paraphrases.jsonl", "--output", "{out}/p.json", "--no-answers",
 )  # fmt: skip
+GATE = (
+    "gate", "--model", "{model}", "--calibration", "{in}/c.json", "--data", "{in}/right.jsonl",
+    "--band", "{in}/band.json", "--max-tokens", "4",
+)  # fmt: skip
+BASES = {
+    "ASK": ASK, "ONE": ONE, "SCORE": SCORE, "CALIBRATE": CALIBRATE, "EVALUATE": EVALUATE, "PROBE": PROBE, "GATE": GATE,
+}  # fmt: skip
 WITH_DATA = {"score": SCORE, "calibrate": CALIBRATE, "evaluate": EVALUATE, "probe": PROBE}
 
 
-def instead(command: tuple[str, ...], **options: str) -> tuple[str, ...]:
-    """A command with other values for some of its options."""
-    found = list(command)
-    for name, value in options.items():
-        option = f"--{name.replace('_', '-')}"
-        if option in found:
-            found[found.index(option) + 1] = value
-        else:
-            found += [option, value]
-    return tuple(found)
+def over(base: Sequence[str], *more: str) -> tuple[str, ...]:
+    """A call with further arguments; an option takes the place of the same one in `base`."""
+    kept = list(base)
+    for option in (one.partition("=")[0] for one in more):
+        if option.startswith("--") and option in kept:
+            del kept[kept.index(option) : kept.index(option) + 2]
+    return (*kept, *more)
 
 
-def given(command: tuple[str, ...], option: str, value: str) -> tuple[str, ...]:
-    """A command with this one value for an option, which it may have had."""
-    found = list(command)
-    if option in found:
-        del found[found.index(option) : found.index(option) + 2]
-    return (*found, f"{option}={value}")
+def refused() -> Iterator[Bad]:
+    """The calls in `refused.txt`."""
+    for line in Path(__file__).with_name("refused.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            call, _, says = line.partition("  ->  ")
+            when, first, *more = shlex.split(call)
+            code = 2 if when == "usage" else 1
+            yield Bad(call, over(BASES.get(first, (first,)), *more), (code,), says, loads=when == "model", works=False)
 
 
 def brief(value: str) -> str:

@@ -1,11 +1,11 @@
-"""Bad options of every kind: numbers, names, combinations and texts."""
+"""Bad options by the dozen: numbers, names and texts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import cycle
 
-from .bad_calls import ASK, CALIBRATE, EVALUATE, ONE, PROBE, WITH_DATA, Bad, brief, given, in_turn
+from .bad_calls import ASK, CALIBRATE, EVALUATE, ONE, WITH_DATA, Bad, brief, in_turn, over
 
 _NO_NUMBER = ("abc", "", " ", "1e", "0x10", "1,5", "--", "None", "9" * 6000 + "x")
 _NO_FLOAT = ("inf", "-inf", "nan", "-nan", "1e400", "-1e400")
@@ -38,10 +38,7 @@ def numbers() -> Iterator[Bad]:
     for options, never in ((floats, cycle(_NO_FLOAT)), (whole, cycle(_NO_INT))):
         for (command, option), out_of_range in options.items():
             for value in dict.fromkeys((next(words), next(never), next(never), *out_of_range)):
-                yield Bad(f"{command} {option} {brief(value)}", given(base[command], option, value))
-
-
-# ---- names and combinations
+                yield Bad(f"{command} {option} {brief(value)}", over(base[command], f"{option}={value}"))
 
 
 def names() -> Iterator[Bad]:
@@ -66,63 +63,15 @@ def names() -> Iterator[Bad]:
     }
     for value, (name, (base, option)) in in_turn(wrong, options.items()):
         yield Bad(f"{name} {brief(value)}", (*base, f"--{option}={value}"))
-    for value in ("bem", "judge", "judge=x", "bem={in}/none", "nli={in}/answers.jsonl", "judge=openai:"):
-        yield Bad(f"evaluate grader {value}", (*EVALUATE, f"--grader={value}"))
-    for value in ("./nowhere", "{in}/answers.jsonl", "{in}", "{model}", ""):
-        yield Bad(f"evaluate nli {value}", (*EVALUATE, f"--nli={value}"))
-
-
-def conflicts() -> Iterator[Bad]:
-    """Options that exclude each other, that are missing, or that do not exist."""
-    calls: dict[str, tuple[str, ...]] = {
-        "no command": ("bark",),
-        "no question": ("ask", "--model", "{model}"),
-        "two questions": (*ASK, "Why?"),
-        "unknown option": (*ASK, "--loud"),
-        "long unknown option": (*ASK, "--" + "x" * 5000),
-        "an option without its value": (*ASK, "--dtype"),
-        "calibration and threshold": ("serve", "--calibration", "{in}/c.json", "--threshold", "1"),
-        "vLLM on a device": (*CALIBRATE, "--engine", "vllm", "--device", "cpu"),
-        "a server and a dtype": (*CALIBRATE, "--engine", "http://localhost:1/v1", "--dtype", "float32"),
-        "grades by hand without a sheet": (*CALIBRATE, "--by-hand", "5"),
-        "grades by hand of learned scores": (
-            *CALIBRATE,
-            "--by-hand",
-            "5",
-            "--labels",
-            "{out}/l",
-            "--estimator",
-            "auto",
-        ),
-        "a sheet and a grader": (*CALIBRATE, "--labels", "{out}/l.csv", "--grader", "contains"),
-        "a reachable promise of nothing": (*ASK, "--on-no-threshold", "reachable"),
-        "a reachable promise about texts": (*ONE, "--on-no-threshold", "reachable"),
-        "a reachable promise of a threshold": ("serve", "--threshold", "1", "--on-no-threshold", "reachable"),
-        "an action at doubt about whole answers": (*CALIBRATE, "--on-doubt", "drop"),
-        "quiet and verbose": (*ASK, "--quiet", "--verbose"),
-        "quiet twice over": (*PROBE, "-q", "-v"),
-        "by and a sampling estimator": (*ONE, "--by", "sentence", "--estimator", "sar"),
-        "nothing to score": ("score", "--model", "{model}"),
-        "calibrate without output": ("calibrate", "--data", "{in}/answers.jsonl"),
-        "calibrate without data": ("calibrate", "--output", "{out}/c.json"),
-        "evaluate without data": ("evaluate", "--output", "{out}/e"),
-        "evaluate without output": ("evaluate", "--data", "{in}/answers.jsonl"),
-        "probe without data": ("probe", "--output", "{out}/p.json"),
-        "regrade without answers": ("evaluate", "--output", "{out}/e", "--regrade"),
-        "a grader twice": (*EVALUATE, "--grader", "exact-match", "--grader", "exact-match"),
-        "the demo on an unknown model": ("demo", "--model", "gpt2"),
-    }
-    for name, arguments in calls.items():
-        yield Bad(name, arguments)
-
-
-# ---- texts
 
 
 def texts() -> Iterator[Bad]:
     """Questions and answers that are none, or are no text, or are too long."""
-    for name, value in (("empty", ""), ("blank", " \t\n"), ("no-break space", "\u00a0")):
+    for name, value in (("blank", " \t\n"), ("no-break space", "\u00a0")):
         yield Bad(f"ask {name}", ("ask", value, "--model", "{model}"), says="The question is empty")
+    yield Bad("a long unknown option", (*ASK, "--" + "x" * 5000), (2,), "No such option")
+    deep = f"--template-option=on={'[' * 100_000}"
+    yield Bad("a deep template option", (*ASK, deep), (2,), "'--template-option' @@ JSON")
     surrogate = "caf\udce9"
     yield Bad("ask in Latin-1", ("ask", surrogate, "--model", "{model}"), says="not UTF-8")
     for command, base in {**WITH_DATA, "ask": ASK}.items():
@@ -133,7 +82,7 @@ def texts() -> Iterator[Bad]:
         yield Bad(f"ask system {length}", (*ASK, "--system", long), says="context window")
     for option in ("--data", "--output"):
         for command, base in WITH_DATA.items():
-            yield Bad(f"{command} {option} with a null", given(base, option, "a\0b"))
+            yield Bad(f"{command} {option} with a null", over(base, f"{option}=a\0b"))
 
 
-ALL = (numbers, names, conflicts, texts)
+ALL = (numbers, names, texts)

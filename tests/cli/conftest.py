@@ -18,6 +18,7 @@ from semgrad_guard.cli import app, terminal
 from .helpers import ASKED, TOKENS, jsonl, rows_of, saved
 
 PROGRAM = get_command(app)
+Run = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +51,7 @@ def texts(language_model: LanguageModel) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def run() -> Callable[..., Result]:
+def run() -> Run:
     def invoke(*arguments: object, stdin: str | None = None) -> Result:
         result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
@@ -72,9 +73,7 @@ def wrong(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def usual_calibration(
-    tmp_path_factory: pytest.TempPathFactory, run: Callable[..., Result], model_folder: Path, texts: list[str]
-) -> Path:
+def usual_calibration(tmp_path_factory: pytest.TempPathFactory, run: Run, model_folder: Path, texts: list[str]) -> Path:
     """A folder with a calibration of the tiny model that lets answers through, and with its record."""
     folder = tmp_path_factory.mktemp("calibrated")
     with TemporaryDirectory() as elsewhere:
@@ -84,6 +83,22 @@ def usual_calibration(
             "--max-tokens", TOKENS, "--on-cut", "score",
         )  # fmt: skip
     assert result.exit_code == 0, result.stderr
+    return folder
+
+
+@pytest.fixture(scope="session")
+def usual_band(
+    tmp_path_factory: pytest.TempPathFactory, run: Run, model_folder: Path, usual_calibration: Path, texts: list[str]
+) -> Path:
+    """A folder with that calibration, its questions and a recorded band of both."""
+    folder = tmp_path_factory.mktemp("recorded")
+    shutil.copytree(usual_calibration, folder, dirs_exist_ok=True)
+    data = jsonl(folder / "right.jsonl", rows_of(texts))
+    made = run(
+        *("gate", "--model", model_folder, "--calibration", folder / "calibration.json", "--data", data),
+        *("--band", folder / "band.json", "--record", "--max-tokens", TOKENS),
+    )
+    assert made.exit_code == 0, made.stderr
     return folder
 
 

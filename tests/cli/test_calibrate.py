@@ -195,35 +195,6 @@ def test_the_effect_is_said_and_an_alpha_without_one_is_warned_of(calibrate: Run
     assert "one sentence asserts a reference; what else the answer says is not checked" in by_sentence
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--prompt", "Answer:"), "neither plain, paper, nor a template with {question} in it"),
-        (("--prompt", "{{question}}"), "has no {question} in it"),
-        (("--prompt", "{question} {foo}"), "has {foo} in it, which is not a place: there are {question} and {context}"),
-        (("--prompt", "{question} {Context}"), "has {Context} in it"),
-        (("--prompt", "{question} { context }"), "has { context } in it"),
-        (("--prompt", "{question} {context"), "has { in it"),
-        (("--prompt", "{question}}"), "has } in it"),
-        (("--prompt", "{question} {}"), "has {} in it"),
-        (("--prompt", '{"q": "{question}"}'), "double a brace that is meant as such: {{ or }}"),
-        (("--prompt", "{question!r}"), "has {question!r} in it"),
-        (("--column", "context=answers"), '"answers" is not a passage to answer from'),
-        (("--column", "context=correct_answer"), "is not a passage"),
-        (("--column", "context=question"), "is not a passage"),
-        (("--prompt", "{context} {question}"), "the questions have none"),
-        (("--column", "context=passage"), 'has no text in "passage"'),
-        (("--prompt", "@missing.txt"), "missing.txt"),
-    ],
-)
-def test_a_prompt_that_cannot_be_filled_is_refused_in_words(
-    calibrate: Run, right: Path, arguments: tuple[str, str], words: str
-) -> None:
-    result = calibrate(right, *arguments)
-    assert result.exit_code != 0
-    assert words in flat(result.stderr)
-
-
 def test_learned_estimators_keep_the_shape_of_the_part_that_they_calibrate_on(
     calibrate: Run, right: Path, tmp_path: Path
 ) -> None:

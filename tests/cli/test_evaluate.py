@@ -192,26 +192,6 @@ def test_bad_lines_are_named_and_the_rest_evaluated(evaluate: Run, tmp_path: Pat
     assert [row["references"] for row in table(tmp_path)] == ["\N{SNOWMAN}\n二\n三", "x"]
 
 
-def test_what_cannot_be_is_refused_before_a_model_is_loaded(
-    evaluate: Run, mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loading, "load", lambda *_args, **_named: pytest.fail("a model was loaded"))
-    (tmp_path / "file").write_text("")
-    for arguments, shown in (
-        (("--data", tmp_path / "none.jsonl"), "No such file"),
-        (("--data", mixed, "--output", tmp_path / "file" / "out"), "Cannot make the folder"),
-        (("--data", mixed, "--grader", f"bem={tmp_path}"), "holds no *.safetensors"),
-        (("--data", mixed, "--grader", "nli=./nowhere"), "there is no folder './nowhere'"),
-        (("--data", mixed, "--nli", "./nowhere"), "there is no folder './nowhere'"),
-        (("--data", mixed, "--nli", "+cross-encoder=./nowhere"), "there is no folder './nowhere'"),
-        (("--regrade",), "Run the command that writes it"),
-    ):
-        result = evaluate(*arguments)
-        assert (result.exit_code, result.stdout) == (1, ""), arguments
-        assert shown in flat(result.stderr), (arguments, result.stderr)
-    assert evaluate().exit_code == 2
-
-
 def test_several_runs_make_one_report(evaluate: Run, run: Run, model_folder: Path, mixed: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     other = jsonl(tmp_path / "other.jsonl", [json.loads(line) for line in mixed.read_text().splitlines()[:4]])

@@ -87,7 +87,6 @@ def test_texts_are_scored_with_the_prompt_of_a_calibration(
     assert [record["details"]["unfamiliar"] for record in found] == [[]] * 60
     plain = records(score("--data", texts, "--calibration", made, "--json").stdout)
     assert all(record["details"]["unfamiliar"] for record in plain)
-    assert score("--data", texts, "--by", "sentence", "--prompt", "Read {context}").exit_code == 1
 
 
 def test_output_is_the_json_lines(score: Run, tmp_path: Path) -> None:
@@ -201,14 +200,6 @@ def test_a_calibration_by_sentence_decides_about_every_sentence(
     assert "promised sentence" in shown
     assert "drop no" in shown
     assert "It grows in Assam." in shown
-
-
-def test_a_calibration_of_whole_answers_does_not_decide_about_sentences(
-    score: Run, calibration: Path, tmp_path: Path
-) -> None:
-    result = score("--data", one(tmp_path, ASKED[0], "r"), "--calibration", calibration, "--by", "sentence")
-    assert result.exit_code == 1
-    assert "is about whole answers" in flat(result.stderr)
 
 
 @pytest.mark.parametrize("size", [1, 2, 50])

@@ -106,33 +106,3 @@ def test_decisions_are_shown(tmp_path: Path, run: Run) -> None:
     assert "Promise of calibration c1: Unknown: no answer that was drawn at random is graded yet" in shown
     found = json.loads(run("decisions", "--log", tmp_path / "log.db", "--json").stdout)
     assert found["promises"][0]["state"] == "unknown"
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        (("serve", "--host", "0.0.0.0"), "API key"),  # noqa: S104
-        (("serve", "--scorer", "x"), "--scorer goes with --upstream"),
-        (("serve", "--settings", "SETTINGS", "--max-tokens", 3), "max_tokens stands in"),
-        (("serve", "--settings", "SETTINGS"), "queue"),
-        (("serve", "--api-key-file", "no.txt"), "no.txt"),
-        (("serve", "--host", "0.0.0.0", "--allow-host", "guard.example.org"), "API key"),  # noqa: S104
-        (("serve", "--settings", "no.json"), "no.json"),
-        (("serve", "--upstream", "http://localhost/v1"), "--upstream needs --model"),
-        (("serve", "--escalate-to", "http://localhost/v1"), "names a model"),
-        (("serve", "--escalate-to", "ftp://localhost#x"), "is not a URL"),
-        (("serve", "--model", "MODEL"), "give --calibration or --threshold"),
-        (("serve", "--model", "a", "--model", "b", "--calibration", "c"), "NAME=FILE"),
-        (("decisions", "--log", "nowhere.db"), "there is no decision log"),
-        (("decisions", "--since", "yesterday"), "is not a time"),
-        *((("decisions", "--price", price), "is no price") for price in ("free", "2", "-1/2", "1/nan")),
-        (("decisions", "--csv", "--json"), "not both"),
-    ],
-)
-def test_what_cannot_be_served(given: tuple[str, ...], says: str, model_folder: Path, run: Run, tmp_path: Path) -> None:
-    settings = tmp_path / "settings.json"
-    settings.write_text('{"queue": 0, "max_tokens": 9}')
-    places = {"MODEL": model_folder, "SETTINGS": settings}
-    result = run(*(places.get(argument, argument) for argument in given))
-    assert result.exit_code in (1, 2)
-    assert says in flat(result.stderr)
