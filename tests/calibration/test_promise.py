@@ -24,7 +24,7 @@ from semgrad_guard.records import PromptForm
 
 from .made_prompts import closed_book, drawn
 
-ALPHA, DELTA, REPEATS = 0.15, 0.2, 150
+ALPHA, DELTA, REPEATS = 0.15, 0.2, 100
 Floats = NDArray[np.float64]
 
 
@@ -55,7 +55,7 @@ class World:
         return World(self.difficulty[kept], self.first[kept], self.second[kept])
 
 
-POPULATION = World.draw(np.random.default_rng(99), 200_000)
+POPULATION = World.draw(np.random.default_rng(99), 50_000)
 
 
 def through(scores: Floats, calibration: Calibration) -> NDArray[np.bool_]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +16,9 @@ from typer.testing import CliRunner
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.cli import app, terminal
 
-from .helpers import ASKED, TOKENS, jsonl, rows_of, saved
+from .helpers import ASKED, TOKENS, Run, jsonl, merged, rows_of, saved
 
 PROGRAM = get_command(app)
-Run = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +100,33 @@ def usual_band(
     )
     assert made.exit_code == 0, made.stderr
     return folder
+
+
+@pytest.fixture(scope="session")
+def on_passages(tmp_path_factory: pytest.TempPathFactory, run: Run, model_folder: Path) -> tuple[Path, list[object]]:
+    """A calibration on questions about passages, put in words of two files, and the options for these words."""
+    folder = tmp_path_factory.mktemp("passages")
+    rows = [{"question": q, "context": f"{q} It is seven.", "answers": ["x"]} for q in ASKED]
+    typed: list[object] = ["--prompt", "Read {context} and say: {question}", "--system", "Be terse."]
+    for name, text in (("prompt", typed[1]), ("system", typed[3])):
+        (folder / name).write_text(f"{text}\n")
+    way = ["--prompt", f"@{folder / 'prompt'}", "--system", f"@{folder / 'system'}"]
+    fixed = ["--model", model_folder, "--max-tokens", TOKENS, "--on-cut", "score", "--alpha", 0.3]
+    path, data = folder / "told.json", folder / "t.jsonl"
+    run("calibrate", *fixed, "--data", jsonl(data, rows), "--output", path, *way)
+    kept = [json.loads(line) for line in path.with_suffix(".answers.jsonl").read_text().splitlines()]
+    texts = [row["text"] for row in kept if "text" in row]  # not the settings, nor the plan of the calibration
+    right = [row | {"answers": [text]} for row, text in zip(rows, texts, strict=True)]
+    result = run("calibrate", *fixed, "--data", jsonl(data, right), "--output", path, *way)
+    assert result.exit_code == 0, result.output
+    return path, typed
+
+
+@pytest.fixture
+def calibrate(run: Run, model_folder: Path, tmp_path: Path) -> Run:
+    """`calibrate(data, *options)` into `c.json`."""
+    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-tokens", TOKENS, "--on-cut", "score")
+    return lambda data, *arguments: run("calibrate", *merged((*fixed, "--data", data), arguments))
 
 
 @pytest.fixture

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from click.testing import Result
 from safetensors.torch import save_file
 
 from semgrad_guard import LanguageModel
 
+Run = Callable[..., Result]
 ASKED = [f"What is item {i}?" for i in range(60)]
 TOKENS = 4
 

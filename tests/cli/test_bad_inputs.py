@@ -19,12 +19,12 @@ from semgrad_guard import LanguageModel
 from semgrad_guard.cli import app, loading
 from semgrad_guard.loading import ModelSource
 
-from . import bad_files, bad_models, bad_options
-from .bad_calls import Bad, refused
+from . import bad_calls, bad_files, bad_models
+from .bad_calls import Bad
 from .helpers import flat, jsonl
 
 OPTIONAL = ("dtype", "device", "quantization_config", "semantic_token", "template_option", "engine")
-CASES = [case for make in (refused, *bad_options.ALL, *bad_files.ALL, *bad_models.ALL) for case in make()]
+CASES = [case for make in (*bad_calls.ALL, *bad_files.ALL, *bad_models.ALL) for case in make()]
 WORK = ("generate", "generate_batch")
 Places = dict[str, Path]
 

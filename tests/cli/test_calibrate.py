@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 from semgrad_guard import Calibration, GenerationOptions, LanguageModel, Message
 from semgrad_guard.calibration.promise import report
@@ -18,15 +16,7 @@ from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.cli.command import ExitCode
 from semgrad_guard.grading.candidates import FREE
 
-from .helpers import ASKED, TOKENS, flat, jsonl, merged
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def calibrate(run: Run, model_folder: Path, tmp_path: Path) -> Run:
-    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-tokens", TOKENS, "--on-cut", "score")
-    return lambda data, *arguments: run("calibrate", *merged((*fixed, "--data", data), arguments))
+from .helpers import ASKED, TOKENS, Run, flat, jsonl
 
 
 def test_the_promise_is_told_and_saved(calibrate: Run, right: Path, tmp_path: Path) -> None:
@@ -303,7 +293,7 @@ COMMAND = re.compile(r"^(?:\$ )?semgrad-guard (calibrate (?:.*\\\n)*.*)$", re.MU
 
 
 def test_the_steps_of_your_model_follow_from_each_other(
-    run: Callable[..., Result], model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     page = PAGE.read_text(encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,8 @@ from click.testing import Result
 
 from semgrad_guard import Calibration, GenerationOptions, LanguageModel
 
-from .helpers import TOKENS, flat, jsonl, merged
+from .helpers import TOKENS, Run, flat, jsonl, merged
 
-Run = Callable[..., Result]
 FREE = {"gnll", "max_probability", "mean_entropy", "states"}
 MANY = [f"Which is number {i}?" for i in range(204)]
 

@@ -14,8 +14,7 @@ from semgrad_guard.decision_log.database import Database
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from tests.decision_log.test_feedback import written
 
-from .helpers import flat
-from .test_serve import Run
+from .helpers import Run, flat
 
 
 def test_a_sheet_goes_out_and_comes_back(tmp_path: Path, run: Run) -> None:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from shutil import copy
 
 import pytest
 import torch
-from click.testing import Result
 
 from semgrad_guard.cli import loading
 from semgrad_guard.errors import DataFileError, InputError
 from semgrad_guard.paper.band import Band, Decided, Measured
 
-from .helpers import TOKENS, flat, merged
-
-Run = Callable[..., Result]
+from .helpers import TOKENS, Run, flat, merged
 
 
 @pytest.fixture

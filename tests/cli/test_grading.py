@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,7 @@ from semgrad_guard.grading import Contains
 from semgrad_guard.questions.data import Question
 from tests.made_answers import made
 
-from .helpers import TOKENS, flat
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def calibrate(run: Run, model_folder: Path, tmp_path: Path) -> Run:
-    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-tokens", TOKENS, "--on-cut", "score")
-    return lambda data, *arguments: run("calibrate", *fixed, "--data", data, *arguments)
+from .helpers import TOKENS, Run, flat
 
 
 def table(path: Path) -> list[list[str]]:

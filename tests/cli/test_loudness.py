@@ -7,19 +7,15 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from rich.console import Console
 from typer.testing import CliRunner
 
 from semgrad_guard.cli import app, terminal
 
-from .helpers import ASKED, flat, jsonl
-
-Run = Callable[..., Result]
+from .helpers import ASKED, Run, flat, jsonl
 
 
 @pytest.fixture
@@ -79,18 +75,6 @@ def test_a_shell_completes(typed: str, offered: tuple[str, ...]) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **completion}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert set(offered) <= set(done.stdout.split()), done
-
-
-@pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("command", ["ask", "score", "calibrate", "evaluate", "probe", "demo"])
-def test_options_stand_in_groups(run: Run, monkeypatch: pytest.MonkeyPatch, command: str, width: int) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    shown = run(command, "--help").stdout
-    assert max(map(len, shown.splitlines())) <= width
-    assert "─ What is shown ─" in shown
-    assert "─ Options ─" not in shown
-    for option in ("--quiet", "--verbose", "--help"):
-        assert option in shown.partition("What is shown")[2]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 from semgrad_guard.cli import app
@@ -16,10 +15,9 @@ from semgrad_guard.questions.data_files import sole_writer
 from tests.pairwise import in_turn
 from tests.warm_python import WarmPython
 
-from .helpers import ASKED, TOKENS, jsonl
+from .helpers import ASKED, TOKENS, Run, jsonl
 from .test_signals import held, wait_until_held
 
-Run = Callable[..., Result]
 Job = Callable[..., list[str]]
 
 

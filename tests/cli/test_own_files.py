@@ -11,9 +11,8 @@ from click.testing import Result
 
 from semgrad_guard.cli import loading
 
-from .helpers import ASKED, TOKENS, flat, jsonl
+from .helpers import ASKED, TOKENS, Run, flat, jsonl
 
-Run = Callable[..., Result]
 NOTES = {
     "notes": "MY OWN NOTES\n",
     "questions": '{"question": "q", "answers": ["a"], "response": "r"}\n',

@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.paper import probing
 
-from .helpers import ASKED, flat, jsonl
-
-Run = Callable[..., Result]
+from .helpers import ASKED, Run, flat, jsonl
 
 
 @pytest.fixture

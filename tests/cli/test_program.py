@@ -18,7 +18,6 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
-from click.testing import Result
 from typer.main import get_command
 
 import semgrad_guard
@@ -27,9 +26,8 @@ from semgrad_guard.estimators import ESTIMATORS, FusedStates
 from semgrad_guard.estimators.suite import paper_suite
 from semgrad_guard.grading import GRADERS
 
-from .helpers import ASKED, flat, jsonl
+from .helpers import ASKED, Run, flat, jsonl
 
-Run = Callable[..., Result]
 PROGRAM: Any = get_command(app)
 
 
@@ -38,28 +36,36 @@ def test_the_version(run: Run) -> None:
     assert (result.exit_code, result.stdout) == (0, f"semgrad-guard {semgrad_guard.__version__}\n")
 
 
-def test_the_programs_help_lists_commands_and_exit_codes(run: Run) -> None:
-    shown = flat(run("--help").stdout)
-    for word in ("ask ", "score ", "calibrate ", "demo ", "Exit codes 0 done", "3 ask: abstained", "130 interrupted"):
-        assert word in shown
+def choices(kind: Any) -> list[str]:
+    return [word for part in (kind, *get_args(kind)) if get_origin(part) is Literal for word in get_args(part)]
 
 
+@pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("command", PROGRAM.commands)
-def test_every_command_has_examples_and_exit_codes(run: Run, command: str) -> None:
-    shown = flat(run(command, "--help").stdout)
-    assert f"Examples semgrad-guard {command}" in shown
-    assert "Exit codes 0 " in shown
+def test_a_page_of_help(run: Run, monkeypatch: pytest.MonkeyPatch, command: str, width: int) -> None:
+    """It fits, has its parts, and names the words of each choice and its default."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    page = run(command, "--help").stdout
+    assert max(map(len, page.splitlines())) <= width
+    for part in (f"Examples semgrad-guard {command}", "Exit codes 0 ", *("--quiet", "--verbose", "--help")):
+        assert part in flat(page.partition("─ What is shown ─")[2])
+    assert "─ Options ─" not in page, "each option has its group"
+    for option in (option for name, option in OPTIONS if name == command):
+        if words := choices(option.type_descriptor.annotation):
+            default = "Default: " if option.default is None else f"[default: {option.default}]"
+            assert default in (option.help if option.default is None else flat(page)), option.name
+            assert all(word in flat(page) for word in words), option.name
 
 
-def test_help_says_what_holds_for_each_command(run: Run) -> None:
-    assert "calibrate, evaluate, gate and probe resume where they stopped" in flat(run("--help").stdout)
+def test_the_programs_help_says_what_holds_for_each_command(run: Run) -> None:
+    page = run("--help").stdout
+    assert max(map(len, page.splitlines())) <= 80
+    resumed = "calibrate, evaluate, gate and probe resume where they stopped"
+    for part in ("ask ", "score ", "demo ", "Exit codes 0 done", "3 ask: abstained", "130 interrupted", resumed):
+        assert part in flat(page)
+    assert sum(bool(choices(option.type_descriptor.annotation)) for _, option in OPTIONS) > 10
     assert "CSV or Parquet" in flat(run("evaluate", "--help").stdout)  # as calibrate and score
     assert "exit code 6" not in flat(run("serve", "--help").stdout)  # a server has none for each answer
-
-
-def test_help_fits_eighty_columns(run: Run) -> None:
-    for command in ((), *((name,) for name in PROGRAM.commands)):
-        assert max(map(len, run(*command, "--help").stdout.splitlines())) <= 80
 
 
 def test_choices_are_those_that_exist() -> None:
@@ -161,22 +167,6 @@ def test_every_option_is_in_a_page_and_in_a_test() -> None:
     assert [name for name in sorted(spelled) if not re.search(rf"[\"' ]{name}[\"'= ]", tests)] == []
     counts = Counter(name for name, _ in OPTIONS)
     assert {name: counts[name] for name in MOST if counts[name] > MOST[name]} == {}
-
-
-def choices(kind: Any) -> list[str]:
-    return [word for part in (kind, *get_args(kind)) if get_origin(part) is Literal for word in get_args(part)]
-
-
-def test_help_shows_the_words_of_a_choice_and_its_default(run: Run) -> None:
-    chosen = [
-        (name, option, words) for name, option in OPTIONS if (words := choices(option.type_descriptor.annotation))
-    ]
-    assert len(chosen) > 10
-    for command, option, words in chosen:
-        shown = flat(run(command, "--help").stdout)
-        assert all(word in shown for word in words), (command, option.name)
-        default = "Default: " if option.default is None else f"[default: {option.default}]"
-        assert default in (option.help if option.default is None else shown), (command, option.name)
 
 
 @pytest.mark.parametrize("by", [(), ("--by", "sentence")])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, calibrate
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
@@ -20,9 +19,7 @@ from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.questions.run import run_binding
 
-from .helpers import ASKED, flat, jsonl
-
-Run = Callable[..., Result]
+from .helpers import ASKED, Run, flat, jsonl
 
 
 @pytest.fixture
@@ -73,16 +70,11 @@ def test_context_and_system_are_part_of_the_prompt(score: Run, tmp_path: Path) -
 
 
 def test_texts_are_scored_with_the_prompt_of_a_calibration(
-    run: Run, score: Run, tmp_path: Path, model_folder: Path
+    score: Run, on_passages: tuple[Path, list[object]], tmp_path: Path
 ) -> None:
-    rows = [{"question": q, "answers": ["it is so"], "contexts": [f"Item {i} is small."]} for i, q in enumerate(ASKED)]
-    data = jsonl(tmp_path / "d.jsonl", rows)
-    (tmp_path / "system.txt").write_text("Be brief.\n")
-    way = ["--system", f"@{tmp_path / 'system.txt'}", "--prompt", "Read {context}: {question}"]
-    made = tmp_path / "c.json"
-    fixed = ("--model", model_folder, "--max-tokens", 4, "--on-cut", "score")
-    run("calibrate", *fixed, "--data", data, "--output", made, *way)
-    texts = jsonl(tmp_path / "t.jsonl", ({**row, "response": "so"} for row in rows))
+    made, way = on_passages
+    rows = ({"question": q, "contexts": [f"{q} It is seven."], "response": "so"} for q in ASKED)
+    texts = jsonl(tmp_path / "t.jsonl", rows)
     found = records(score("--data", texts, "--calibration", made, "--json", *way).stdout)
     assert [record["details"]["unfamiliar"] for record in found] == [[]] * 60
     plain = records(score("--data", texts, "--calibration", made, "--json").stdout)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 
@@ -22,9 +20,7 @@ from tests.decision_log.test_savings import decision
 from tests.steps import LIMIT
 from tests.warm_python import WarmPython
 
-from .helpers import flat
-
-Run = Callable[..., Result]
+from .helpers import Run, flat
 
 
 def test_a_server_from_start_to_end(warm_python: WarmPython, model_folder: Path, tmp_path: Path, run: Run) -> None:

@@ -8,21 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from semgrad_guard import Calibration
 from semgrad_guard.cli import loading, terminal
 from tests.steps import LIMIT
 from tests.warm_python import Program, WarmPython
 
-from .helpers import ASKED, jsonl
-
-Run = Callable[..., Result]
+from .helpers import ASKED, Run, jsonl
 
 
 def arguments(model: Path, data: Path, output: Path) -> list[str]:
