@@ -164,14 +164,11 @@ JUNK: dict[str, str | bytes] = {
 
 
 def records() -> Iterator[Bad]:
-    """Calibrations, probes and finished runs that are none, or are no longer what was written."""
-    options = {"calibration": {"ask": ASK, "score": SCORE}}
-    for option, commands in options.items():
-        for (command, base), name in in_turn(commands.items(), JUNK):
-            yield Bad(f"{command} --{option}: {name}", (*base, f"--{option}={{in}}/junk/{name}.json"))
-        paths = ("{in}/none.json", "{in}", "", "{in}/loop.jsonl", "{in}/answers.jsonl")
-        for (command, base), path in in_turn(commands.items(), paths):
-            yield Bad(f"{command} --{option} {path!r}", (*base, f"--{option}={path}"))
+    """Calibrations that are none, or are no longer what was written."""
+    commands = {"ask": ASK, "score": SCORE}
+    paths = ("{in}/none.json", "{in}", "", "{in}/loop.jsonl", "{in}/answers.jsonl")
+    for (command, base), path in in_turn(commands.items(), (*(f"{{in}}/junk/{name}.json" for name in JUNK), *paths)):
+        yield Bad(f"{command} --calibration {path!r}", (*base, f"--calibration={path}"))
     for name in EDITED:
         yield Bad(f"ask with a calibration, {name}", (*ASK, f"--calibration={{in}}/edited/{name}.json"))
 
@@ -187,24 +184,22 @@ EDITED: dict[str, dict[str, Any]] = {
 }
 
 
+RUNS: dict[str, bytes] = {
+    "no header": b'{"question": "a?"}\n',
+    "a header of another version": b'{"semgrad_guard_record": "scores", "settings": {}}\n',
+    "other settings": b'{"semgrad_guard_record": "answers", "settings": {"model": "other"}}\n',
+    "text": b"What is this?\n",
+    "nested": b"[" * 100_000 + b"\n",
+}
+
+
 def run_records() -> Iterator[Bad]:
     """Records of runs that belong to something else, or are broken."""
-    header = {
-        "no header": b'{"question": "a?"}\n',
-        "a header of another version": b'{"semgrad_guard_record": "scores", "settings": {}}\n',
-        "other settings": b'{"semgrad_guard_record": "answers", "settings": {"model": "other"}}\n',
-        "text": b"What is this?\n",
-        "nested": b"[" * 100_000 + b"\n",
-    }
-    RUNS.update(header)
-    for name in header:
+    for name in RUNS:
         yield Bad(f"calibrate: {name}", over(CALIBRATE, "--output", f"{{in}}/runs/{name}/c.json"), (1,))
         yield Bad(f"evaluate: {name}", over(EVALUATE, "--output", f"{{in}}/runs/{name}"), (1,))
         again = ("evaluate", "--regrade", "--no-report", "--output", f"{{in}}/runs/{name}")
         yield Bad(f"evaluate --regrade: {name}", again, (1,))
-
-
-RUNS: dict[str, bytes] = {}
 
 
 def label_sheets() -> Iterator[Bad]:
@@ -258,7 +253,6 @@ def make_inputs(folder: Path) -> None:
     (folder / "again").symlink_to(folder)
     (folder / "loop.jsonl").symlink_to("loop.jsonl")
     (folder / "dangling.jsonl").symlink_to("nothing")
-    (folder / "dangling-far.jsonl").symlink_to("no/where")
     os.mkfifo(folder / "pipe")
     (folder / "link-pipe").symlink_to("pipe")
     _make_socket(folder / "socket")
@@ -268,8 +262,6 @@ def make_inputs(folder: Path) -> None:
     _write(folder / "labels", ((f"{name}.csv", content) for name, content in LABELS.items()))
     junk = {name: text.encode() if isinstance(text, str) else text for name, text in JUNK.items()}
     _write(folder / "junk", ((f"{name}.json", content) for name, content in junk.items()))
-    for name, content in junk.items():
-        _write(folder / "junk" / name, [("run.json", content)])
     for name, content in RUNS.items():
         _write(folder / "runs" / name, [("answers.jsonl", content), ("c.answers.jsonl", content)])
     old = (folder / "answers.jsonl").read_bytes()

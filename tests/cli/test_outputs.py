@@ -16,7 +16,6 @@ from tests.pairwise import in_turn
 from tests.warm_python import WarmPython
 
 from .helpers import ASKED, TOKENS, Run, jsonl
-from .test_signals import held, wait_until_held
 
 Job = Callable[..., list[str]]
 
@@ -117,19 +116,3 @@ def test_output_that_nobody_can_take_is_named(warm_python: WarmPython, tmp_path:
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "File too large" in done.stderr
-
-
-@pytest.mark.slow
-def test_a_killed_run_holds_nothing_and_a_running_one_does(
-    run: Run, job: Job, warm_python: WarmPython, tmp_path: Path
-) -> None:
-    output, record = tmp_path / "c.json", tmp_path / "c.answers.jsonl"
-    arguments = job("calibrate", output)
-    with warm_python.start(held(record, 17, arguments)) as process:
-        wait_until_held(record, process)
-        assert "Another run is writing" in run(*arguments).stderr
-        process.kill()
-        process.communicate()
-    done = run(*arguments)
-    assert done.exit_code == 0, done.stderr
-    assert len(record.read_text().splitlines()) == 61
