@@ -31,9 +31,9 @@ def useful(n: int = 500, *, seed: int = 0, **changes: Any) -> Calibration:
     return calibrate(u, rng.random(n) > 0.6 * u**2, **{"alpha": 0.1, "delta": 0.1, **changes})
 
 
-@given(rows)
-def test_what_is_recorded_agrees_with_the_answers(answers: list[tuple[float | None, bool]]) -> None:
-    c = calibrate(*columns(answers), **PROMISE)
+def agreeing(answers: list[tuple[float | None, bool]], **promise: float) -> Calibration:
+    """The calibration of these answers, whose record agrees with them."""
+    c = calibrate(*columns(answers), **promise)
     scored = [(u, ok) for u, ok in answers if u is not None and math.isfinite(u)]
     assert (c.n, c.n_unscored, c.n_tested) == (len(answers), len(answers) - len(scored), len(scored))
     assert c.n_wrong == sum(not ok for _, ok in answers)
@@ -51,6 +51,19 @@ def test_what_is_recorded_agrees_with_the_answers(answers: list[tuple[float | No
         assert c.bound_if_fixed is not None
         assert c.bound_if_fixed <= c.alpha + 1e-9
         assert c.bound_if_fixed == gates.upper_bound(c.n_answered_wrong, c.n_answered, delta=c.delta)
+    return c
+
+
+@given(rows)
+def test_what_is_recorded_agrees_with_the_answers(answers: list[tuple[float | None, bool]]) -> None:
+    agreeing(answers, **PROMISE)
+
+
+def test_it_agrees_where_most_is_let_through_and_some_has_no_score() -> None:
+    u = np.random.default_rng(0).random(600)
+    answers = [(None if row % 6 == 0 else float(score), bool(score < 0.9)) for row, score in enumerate(u)]
+    c = agreeing(answers, alpha=0.1, delta=0.1)
+    assert (c.procedure, c.n_unscored, c.coverage > 0.6, c.n_answered_wrong > 0) == ("look-ahead", 100, True, True)
 
 
 @given(rows, st.lists(st.integers(0, 80), max_size=20))

@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.cli import app, terminal
+from semgrad_guard.loading import ModelSource
 
 from .helpers import ASKED, TOKENS, Run, jsonl, merged, rows_of, saved
 
 PROGRAM = get_command(app)
+LOADED: dict[str, LanguageModel] = {}
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +33,19 @@ def _eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 def _one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """The runner builds the program anew for every call, which takes as long as most calls do."""
     monkeypatch.setattr("typer.testing._get_command", lambda _: PROGRAM, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _one_model(monkeypatch: pytest.MonkeyPatch, model_folder: Path) -> None:
+    """The tiny model is loaded and checked once for all calls that name it and nothing else."""
+    real = ModelSource.load
+
+    def load(source: ModelSource, *, verbose: bool = False) -> LanguageModel:
+        if source != ModelSource(model=str(model_folder)):
+            return real(source, verbose=verbose)
+        return LOADED.get(source.model) or LOADED.setdefault(source.model, real(source))
+
+    monkeypatch.setattr(ModelSource, "load", load)
 
 
 @pytest.fixture(scope="session")

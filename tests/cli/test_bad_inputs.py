@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,11 @@ from typer.testing import CliRunner
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.cli import app, loading
-from semgrad_guard.loading import ModelSource
 
 from . import bad_calls, bad_files, bad_models
 from .bad_calls import Bad
 from .helpers import flat, jsonl
 
-OPTIONAL = ("dtype", "device", "quantization_config", "semantic_token", "template_option", "engine")
 CASES = [case for make in (*bad_calls.ALL, *bad_files.ALL, *bad_models.ALL) for case in make()]
 WORK = ("generate", "generate_batch")
 Places = dict[str, Path]
@@ -66,24 +63,6 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, run: Any, model_folde
 def fill_with_nan(folder: Path) -> None:
     path = folder / "model.safetensors"
     save_file({name: t * float("nan") for name, t in load_file(path).items()}, path, metadata={"format": "pt"})
-
-
-@pytest.fixture(autouse=True)
-def _one_model(monkeypatch: pytest.MonkeyPatch, model_folder: Path, one_load: Callable[..., Any]) -> None:
-    """The good model is loaded once for all cases that name it and nothing else."""
-    real = loading.load
-
-    def load(source: ModelSource) -> Any:
-        plain = source.model == str(model_folder) and not any(vars(source)[name] for name in OPTIONAL)
-        return one_load(source.model) if plain else real(source)
-
-    monkeypatch.setattr(loading, "load", load)
-
-
-@pytest.fixture(scope="module")
-def one_load() -> Callable[..., Any]:
-    real = loading.load
-    return cache(lambda name: real(ModelSource(model=name)))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
