@@ -38,14 +38,19 @@ def test_the_promise_is_told_and_saved(calibrate: Run, right: Path, tmp_path: Pa
     assert len((tmp_path / "c.answers.jsonl").read_text().splitlines()) == 61
 
 
-def test_json_is_one_document_and_nothing_else(calibrate: Run, right: Path, tmp_path: Path) -> None:
-    result = calibrate(right, "--json", "--alpha", 0.2)
+def test_json_is_one_document_and_tells_right_and_wrong_apart(calibrate: Run, tmp_path: Path, texts: list[str]) -> None:
+    rows = [
+        {"question": q, "answers": [t if i % 3 else "seven"]} for i, (q, t) in enumerate(zip(ASKED, texts, strict=True))
+    ]
+    result = calibrate(jsonl(tmp_path / "mixed.jsonl", rows), "--json", "--alpha", 0.2)
     document = json.loads(result.stdout)
     made = Calibration.load(tmp_path / "c.json")
     assert (document["calibration"]["id"], document["calibration"]["threshold"]) == (made.id, made.threshold)
     assert document["calibration"]["alpha"] == made.alpha == 0.2
     assert document["answers"] == str(tmp_path / "c.answers.jsonl")
-    assert document["auroc"] is None
+    assert document["calibration"]["n_wrong"] == 20
+    assert 0 < document["auroc"] < 1
+    assert 0 < document["aurc"] < 1
     assert all(0 < row["confidence"] < 1 for row in document["confidence"])
     assert "Answering: 0 of 60" in result.stderr
 
@@ -61,16 +66,6 @@ def test_no_threshold_is_said_plainly_and_saved(calibrate: Run, wrong: Path, tmp
     assert (made.threshold, made.n_wrong) == (None, 60)
     assert made.reason is not None
     assert made.reason in shown
-
-
-def test_right_and_wrong_are_told_apart(calibrate: Run, tmp_path: Path, texts: list[str]) -> None:
-    rows = [
-        {"question": q, "answers": [t if i % 3 else "seven"]} for i, (q, t) in enumerate(zip(ASKED, texts, strict=True))
-    ]
-    document = json.loads(calibrate(jsonl(tmp_path / "mixed.jsonl", rows), "--json").stdout)
-    assert document["calibration"]["n_wrong"] == 20
-    assert 0 < document["auroc"] < 1
-    assert 0 < document["aurc"] < 1
 
 
 def test_another_grader_regrades_the_same_answers(
@@ -93,13 +88,17 @@ def test_other_settings_do_not_share_a_record(calibrate: Run, right: Path, tmp_p
     assert f"The answers in {tmp_path / 'c.answers.jsonl'} were made with other settings" in result.stderr
 
 
-def test_broken_lines_are_named_and_the_rest_calibrated(calibrate: Run, right: Path, tmp_path: Path) -> None:
+def test_broken_lines_are_named_and_a_prompt_over_the_window_counts_as_unscored(
+    calibrate: Run, right: Path, tmp_path: Path
+) -> None:
     lines = right.read_text().splitlines()
-    data = jsonl(tmp_path / "broken.jsonl", [*lines[:10], lines[10][:25], *lines[11:], lines[0]])
+    long = {"question": "long " * 100, "answers": ["x"]}
+    data = jsonl(tmp_path / "broken.jsonl", [*lines[:10], lines[10][:25], *lines[11:], lines[0], long])
     result = calibrate(data, "--json", "--copies", "once")
     assert result.exit_code == 5
     document = json.loads(result.stdout)
-    assert document["calibration"]["n"] == 59
+    counts = [document["calibration"][name] for name in ("n", "n_unscored", "n_wrong")]
+    assert counts == [60, 1, 1]
     assert "line 11 is not valid JSON" in document["broken_lines"][0]
     assert document["broken_lines"][0] in result.stderr
     assert "line 61 repeats line 1" in document["duplicates"][0]
@@ -121,14 +120,6 @@ def test_too_few_questions_are_told_before_any_work(calibrate: Run, right: Path,
     result = calibrate(few)
     assert result.exit_code == 4
     assert "10 questions cannot keep this promise, whatever the answers: it takes at least 23." in result.stderr
-
-
-def test_a_prompt_over_the_window_counts_as_unscored(calibrate: Run, right: Path, tmp_path: Path) -> None:
-    data = tmp_path / "long.jsonl"
-    data.write_text(right.read_text() + json.dumps({"question": "long " * 100, "answers": ["x"]}) + "\n")
-    document = json.loads(calibrate(data, "--json").stdout)
-    assert (document["calibration"]["n"], document["calibration"]["n_unscored"]) == (61, 1)
-    assert document["calibration"]["n_wrong"] == 1
 
 
 def made_by(calibrate: Run, data: Path, folder: Path, *arguments: object) -> Calibration:

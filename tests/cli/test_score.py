@@ -53,11 +53,15 @@ def test_one_text(score: Run, tmp_path: Path, language_model: LanguageModel) -> 
     assert f"{expected:.4g}" in shown
 
 
-def test_a_file_in_its_order(score: Run, tmp_path: Path, language_model: LanguageModel) -> None:
-    found = records(score("--data", responses(tmp_path), "--json", "--estimator", "gnll").stdout)
+def test_a_file_in_its_order(score: Run, tmp_path: Path) -> None:
+    output = tmp_path / "scores.jsonl"
+    result = score("--data", responses(tmp_path), "--output", output, "--json", "--estimator", "gnll")
+    found = records(result.stdout)
     assert [record["question"] for record in found] == ASKED[:3]
     assert all(record["estimator"] == "gnll" and record["status"] == "scored" for record in found)
     assert all(record["action"] == "answer" and record["details"]["drift"] is None for record in found)
+    assert output.read_text() == result.stdout
+    assert f"3 scores are in {output}" in result.stderr
 
 
 def test_context_and_system_are_part_of_the_prompt(score: Run, tmp_path: Path) -> None:
@@ -79,13 +83,6 @@ def test_texts_are_scored_with_the_prompt_of_a_calibration(
     assert [record["details"]["unfamiliar"] for record in found] == [[]] * 60
     plain = records(score("--data", texts, "--calibration", made, "--json").stdout)
     assert all(record["details"]["unfamiliar"] for record in plain)
-
-
-def test_output_is_the_json_lines(score: Run, tmp_path: Path) -> None:
-    output = tmp_path / "scores.jsonl"
-    result = score("--data", responses(tmp_path), "--output", output, "--json")
-    assert output.read_text() == result.stdout
-    assert f"3 scores are in {output}" in result.stderr
 
 
 def test_a_long_file_is_cut_in_the_terminal(score: Run, tmp_path: Path) -> None:
@@ -119,26 +116,16 @@ def test_a_calibration_decides_and_drift_is_reported(score: Run, tmp_path: Path,
     assert "Drift: the scores have moved since calibration (60 scores" in moved.stderr
 
 
-def test_a_broken_line_is_named_and_the_rest_scored(score: Run, tmp_path: Path) -> None:
+def test_what_cannot_be_scored_is_named_and_the_rest_scored(score: Run, tmp_path: Path) -> None:
     good = responses(tmp_path).read_text().splitlines()
-    empty = '{"question": "q", "response": ""}'
-    data = jsonl(tmp_path / "broken.jsonl", [good[0], good[1][:20], good[2], good[0], empty])
+    odd = [{"question": "q", "response": ""}, {"id": "x7", "question": "q", "response": "long " * 100}]
+    data = jsonl(tmp_path / "broken.jsonl", [good[0], good[1][:20], good[2], good[0], *odd])
     result = score("--data", data, "--json")
     assert result.exit_code == 5
     assert len(records(result.stdout)) == 2
     assert f"Warning: {data}, line 2 is not valid JSON" in result.stderr
     assert f"Warning: {data}, line 5 has no response to score" in result.stderr
     assert f"Note: {data}, line 4 repeats line 1" in result.stderr
-
-
-def test_a_text_over_the_window_is_named_and_the_rest_scored(score: Run, tmp_path: Path) -> None:
-    data = jsonl(
-        tmp_path / "long.jsonl",
-        [{"id": "x7", "question": "q", "response": "long " * 100}, {"question": "q", "response": "short"}],
-    )
-    result = score("--data", data, "--json")
-    assert result.exit_code == 5
-    assert [record["response"] for record in records(result.stdout)] == ["short"]
     assert "'x7' is left out: prompt (" in result.stderr
     alone = score("--data", one(tmp_path, "q", "long " * 100))
     assert alone.exit_code == 1
