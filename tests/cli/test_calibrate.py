@@ -16,7 +16,7 @@ from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.cli.command import ExitCode
 from semgrad_guard.grading.candidates import FREE
 
-from .helpers import ASKED, TOKENS, Run, flat, jsonl
+from .helpers import ASKED, TOKENS, Run, flat, jsonl, rows_of
 
 
 def test_the_promise_is_told_and_saved(calibrate: Run, right: Path, tmp_path: Path) -> None:
@@ -39,9 +39,7 @@ def test_the_promise_is_told_and_saved(calibrate: Run, right: Path, tmp_path: Pa
 
 
 def test_json_is_one_document_and_tells_right_and_wrong_apart(calibrate: Run, tmp_path: Path, texts: list[str]) -> None:
-    rows = [
-        {"question": q, "answers": [t if i % 3 else "seven"]} for i, (q, t) in enumerate(zip(ASKED, texts, strict=True))
-    ]
+    rows = rows_of(texts, wrong=3)
     result = calibrate(jsonl(tmp_path / "mixed.jsonl", rows), "--json", "--alpha", 0.2)
     document = json.loads(result.stdout)
     made = Calibration.load(tmp_path / "c.json")
@@ -242,9 +240,7 @@ def test_wordings_of_one_fact_are_named(calibrate: Run, right: Path, tmp_path: P
 
 
 def test_the_report_is_in_the_record_and_on_the_terminal(calibrate: Run, tmp_path: Path, texts: list[str]) -> None:
-    rows = [
-        {"question": q, "answers": [t if i % 9 else "seven"]} for i, (q, t) in enumerate(zip(ASKED, texts, strict=True))
-    ]
+    rows = rows_of(texts, wrong=9)
     short = flat(calibrate(jsonl(tmp_path / "mixed.jsonl", rows), "--alpha", 0.3).stdout)
     assert not {"chance", "scores"} & set(short.split())  # nothing is wrong, so nothing has to help
     shown = flat(calibrate(tmp_path / "mixed.jsonl", "--alpha", 0.3, "--verbose").stdout)
