@@ -66,9 +66,9 @@ def test_counts_are_of_what_the_form_delivers(tmp_path: Path) -> None:
 
 def test_the_two_promises_are_told_apart() -> None:
     one, whole = (calibrate_sentences(answers(), on_doubt="drop", promise=p, **RATES) for p in ("sentence", "answer"))
-    told = report(one)
-    assert told["promise"].startswith("Take an answer from which something is delivered, and one of its delivered")
-    assert "sentences, " in told["effect"]
+    words = report(one)
+    assert words["promise"].startswith("Take an answer from which something is delivered, and one of its delivered")
+    assert "sentences, " in words["effect"]
     assert report(whole)["promise"].startswith(
         "Of the answers from which something is delivered, at most 20% hold a wrong"
     )
