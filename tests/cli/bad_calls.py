@@ -1,4 +1,4 @@
-"""A bad call of a command, and the good calls that bad ones are made from.
+"""Bad calls of commands: the good ones that they are made from, the table of refused ones, and bad options.
 
 Arguments name places: `{in}` holds files that must come out as they went in, `{out}` is empty, `{model}` is a folder
 with a good model, `{other}` one with another, `{models}` holds broken ones.

@@ -296,7 +296,4 @@ def _make_socket(path: Path) -> None:
         os.chdir(here)
 
 
-ALL = (
-    *(lines, files, csv_files, outputs, no_files),
-    *(records, run_records, label_sheets, standard_input),
-)
+ALL = (lines, files, csv_files, outputs, no_files, records, run_records, label_sheets, standard_input)

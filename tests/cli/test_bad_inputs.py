@@ -81,6 +81,7 @@ def test_bad_input(
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.exit_code in case.codes, (result.exit_code, stderr, result.stdout)
     assert stderr
+    assert case.works or not result.stdout
     assert "Traceback" not in stderr
     assert "Value error" not in stderr  # our own words
     assert len(stderr) < 1200, stderr
