@@ -179,7 +179,7 @@ def simulated(draw: Draw, n: int, *, alpha: float, rule: Rule = walked, digits: 
         (normal(0.2, 0.8), 0.1, 50, 0.11),
         (normal(0.2, 0.8), 0.1, 100, 0.19),
         (normal(0.2, 0.8), 0.1, 300, 0.40),
-        (normal(0.2, 0.8), 0.1, 1000, 0.57),
+        pytest.param(normal(0.2, 0.8), 0.1, 1000, 0.57, marks=pytest.mark.slow),
         (normal(0.3, 0.75), 0.2, 100, 0.24),
         (normal(0.3, 0.75), 0.2, 300, 0.45),
         (normal(0.48, 0.7), 0.3, 300, 0.09),
