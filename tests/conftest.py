@@ -24,7 +24,7 @@ settings.load_profile("outcome")
 HERE = Path(__file__).parent
 
 _SLOW = """
-    calibration/test_drift.py calibration/test_guarantee.py calibration/test_prompt_shape.py cli/ decision_log/
+    calibration/test_monitors.py calibration/test_prompt_shape.py cli/ decision_log/
     engine/test_adapter_folders.py engine/test_adapters.py engine/test_architectures.py engine/test_gguf.py
     engine/test_loading.py engine/test_identity.py engine/test_interruption.py engine/test_low_precision.py
     engine/test_model_as_it_is.py engine/test_objectives_exact.py engine/test_parity.py engine/test_plain_data.py

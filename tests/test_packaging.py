@@ -1,8 +1,9 @@
-"""The built distributions, not the editable install: their contents, and that the wheel works on its own."""
+"""The built distributions, not the editable install: their contents, the wheel on its own, the lowest bounds."""
 
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -180,3 +181,15 @@ def test_a_clone_needs_no_partner_distribution() -> None:
     """They are published after `semgrad-guard`, and an extra that names one could not be installed before."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert not [line for lines in extras.values() for line in lines if line.startswith(tuple(PARTNERS))]
+
+
+def test_every_dependency_is_pinned_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """`make check-lowest` installs the stated versions: each dependency at its lower bound, torch as constrained."""
+    runpy.run_path(str(ROOT / "scripts" / "lowest_bounds.py"))["main"]()
+    pins = [line for line in capsys.readouterr().out.splitlines() if line and not line.startswith("#")]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    wanted = [requirement for group in groups for requirement in group]
+    names = {requirement.split(">=")[0].partition("[")[0] for requirement in wanted if ">=" in requirement}
+    assert sorted(pin.split("==")[0] for pin in pins) == sorted(names)
+    assert "torch==2.13.0" in pins

@@ -64,19 +64,18 @@ def test_counts_are_of_what_the_form_delivers(tmp_path: Path) -> None:
     assert found["drop"].sentences != found["stop"].sentences
 
 
-def test_the_two_promises_never_share_a_sentence_of_the_report() -> None:
-    texts = {
-        promise: report(calibrate_sentences(answers(), on_doubt="drop", promise=promise, **RATES))["promise"]
-        for promise in ("sentence", "answer")
-    }
-    assert texts["sentence"].startswith("Take an answer from which something is delivered, and one of its delivered")
-    assert texts["answer"].startswith("Of the answers from which something is delivered, at most 20% hold a wrong")
-    assert "sentences, " in report(calibrate_sentences(answers(), on_doubt="drop", **RATES))["effect"]
-
-
-def test_the_promise_about_answers_delivers_less() -> None:
+def test_the_two_promises_are_told_apart() -> None:
     one, whole = (calibrate_sentences(answers(), on_doubt="drop", promise=p, **RATES) for p in ("sentence", "answer"))
+    words = report(one)
+    assert words["promise"].startswith("Take an answer from which something is delivered, and one of its delivered")
+    assert "sentences, " in words["effect"]
+    assert report(whole)["promise"].startswith(
+        "Of the answers from which something is delivered, at most 20% hold a wrong"
+    )
     assert (whole.threshold or 0.0) < (one.threshold or 0.0)
+    assert (one.is_about_answers, whole.is_about_answers) == (False, True)
+    with pytest.raises(CalibrationError, match="is about sentences, and the log keeps no score of these"):
+        recalibrate(one, [0.1], [(0.1, True)])
 
 
 @pytest.mark.parametrize(
@@ -119,14 +118,6 @@ def test_what_is_not_a_form_is_refused(change: dict[str, Any], message: str) -> 
         calibrate_sentences(answers(), **{"on_doubt": "drop", **RATES, **change})
     with pytest.raises(CalibrationError, match="leans_on"):
         calibrate_sentences([AnswerSentences("q", "a", [0.1], [True], [])], on_doubt="drop", **RATES)
-
-
-def test_grades_of_whole_answers_tell_only_about_a_promise_about_answers() -> None:
-    found = calibrate_sentences(answers(), on_doubt="drop", **RATES)
-    assert not found.is_about_answers
-    assert calibrate_sentences(answers(), on_doubt="drop", promise="answer", **RATES).is_about_answers
-    with pytest.raises(CalibrationError, match="is about sentences, and the log keeps no score of these"):
-        recalibrate(found, [0.1], [(0.1, True)])
 
 
 def observed(number: int, *scores: float, end: int = 4) -> Verdict:
@@ -176,17 +167,19 @@ SENTENCE = st.tuples(st.integers(0, 9).map(float), st.booleans(), st.integers(0,
 
 
 @pytest.mark.parametrize(
-    ("on_doubt", "expected"), [("stop", [1.0, 3.0, 3.0, None, None]), ("drop", [1.0, 3.0, 3.0, None, 2.0])]
+    ("on_doubt", "scores", "leans_on", "expected"),
+    [
+        ("stop", [1.0, 3.0, 0.5, math.nan, 2.0], [None, None, 1, None, None], [1.0, 3.0, 3.0, None, None]),
+        ("drop", [1.0, 3.0, 0.5, math.nan, 2.0], [None, None, 1, None, None], [1.0, 3.0, 3.0, None, 2.0]),
+        ("drop", [2.0, 1.0, 0.5], [None, 0, 1], [2.0, 2.0, 2.0]),  # through a chain
+        ("drop", [None, 1.0, 0.5], [None, 0, None], [None, None, 0.5]),
+        ("drop", [2.0, 1.0, 0.5], [None, None, 0], [2.0, 1.0, 2.0]),
+    ],
 )
-def test_a_sentence_counts_with_all_that_it_depends_on(on_doubt: OnDoubt, expected: list[float | None]) -> None:
-    scores: list[float | None] = [1.0, 3.0, 0.5, math.nan, 2.0]
-    assert compared_scores(scores, [None, None, 1, None, None], on_doubt=on_doubt) == expected
-
-
-def test_leaning_reaches_through_a_chain_and_an_unscored_sentence() -> None:
-    assert compared_scores([2.0, 1.0, 0.5], [None, 0, 1], on_doubt="drop") == [2.0, 2.0, 2.0]
-    assert compared_scores([None, 1.0, 0.5], [None, 0, None], on_doubt="drop") == [None, None, 0.5]
-    assert compared_scores([2.0, 1.0, 0.5], [None, None, 0], on_doubt="drop") == [2.0, 1.0, 2.0]
+def test_a_sentence_counts_with_all_that_it_depends_on(
+    on_doubt: OnDoubt, scores: list[float | None], leans_on: list[int | None], expected: list[float | None]
+) -> None:
+    assert compared_scores(scores, leans_on, on_doubt=on_doubt) == expected
 
 
 @pytest.mark.parametrize("on_doubt", ["drop", "stop"])

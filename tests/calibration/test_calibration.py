@@ -1,4 +1,5 @@
-"""`calibrate`: properties that hold for any set, defined outcomes for odd sets, and typed errors for bad ones."""
+"""`calibrate`: properties that hold for any set, defined outcomes for odd sets, typed errors for bad ones; and the
+proposals that follow from its decisions."""
 
 import math
 import random
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate, gates
+from semgrad_guard.calibration.calibrating import Proposal, recalibrate
 from semgrad_guard.calibration.gates import share_of
 from semgrad_guard.errors import CalibrationError
 
@@ -29,9 +31,9 @@ def useful(n: int = 500, *, seed: int = 0, **changes: Any) -> Calibration:
     return calibrate(u, rng.random(n) > 0.6 * u**2, **{"alpha": 0.1, "delta": 0.1, **changes})
 
 
-@given(rows)
-def test_what_is_recorded_agrees_with_the_answers(answers: list[tuple[float | None, bool]]) -> None:
-    c = calibrate(*columns(answers), **PROMISE)
+def agreeing(answers: list[tuple[float | None, bool]], **promise: float) -> Calibration:
+    """The calibration of these answers, whose record agrees with them."""
+    c = calibrate(*columns(answers), **promise)
     scored = [(u, ok) for u, ok in answers if u is not None and math.isfinite(u)]
     assert (c.n, c.n_unscored, c.n_tested) == (len(answers), len(answers) - len(scored), len(scored))
     assert c.n_wrong == sum(not ok for _, ok in answers)
@@ -49,6 +51,19 @@ def test_what_is_recorded_agrees_with_the_answers(answers: list[tuple[float | No
         assert c.bound_if_fixed is not None
         assert c.bound_if_fixed <= c.alpha + 1e-9
         assert c.bound_if_fixed == gates.upper_bound(c.n_answered_wrong, c.n_answered, delta=c.delta)
+    return c
+
+
+@given(rows)
+def test_what_is_recorded_agrees_with_the_answers(answers: list[tuple[float | None, bool]]) -> None:
+    agreeing(answers, **PROMISE)
+
+
+def test_it_agrees_where_most_is_let_through_and_some_has_no_score() -> None:
+    u = np.random.default_rng(0).random(600)
+    answers = [(None if row % 6 == 0 else float(score), bool(score < 0.9)) for row, score in enumerate(u)]
+    c = agreeing(answers, alpha=0.1, delta=0.1)
+    assert (c.procedure, c.n_unscored, c.coverage > 0.6, c.n_answered_wrong > 0) == ("look-ahead", 100, True, True)
 
 
 @given(rows, st.lists(st.integers(0, 80), max_size=20))
@@ -64,15 +79,6 @@ def test_abstentions_are_counted_apart(answers: list[tuple[float | None, bool]],
     assert calibrate(*columns(mixed), groups=groups, **PROMISE) == found
     with pytest.raises(CalibrationError, match="correct"):
         calibrate([u for u, _ in mixed], [*(c for _, c in mixed), "abstained"], **PROMISE)
-
-
-def test_abstentions_are_labels_of_whole_answers() -> None:
-    with pytest.raises(CalibrationError, match="of a whole answer also 'abstained'"):
-        calibrate([0.1], ["Abstained"], **PROMISE)
-    with pytest.raises(CalibrationError, match="Every graded answer is an abstention"):
-        calibrate([0.1] * 40, ["abstained"] * 40, by_hand=20, **PROMISE)
-    with pytest.raises(CalibrationError, match="Every graded answer is an abstention"):
-        calibrate([0.1, 0.2], ["abstained"] * 2, **PROMISE)
 
 
 @given(rows, st.randoms())
@@ -97,63 +103,33 @@ def test_the_tested_thresholds_do_not_depend_on_labels() -> None:
     assert wrong.threshold is None
 
 
-def test_a_calibration_that_works() -> None:
-    c = useful(binding=Binding(model="m", estimator="hybridgrad"))
-    assert c.threshold is not None
-    assert 0.3 < c.threshold < 0.9
-    assert (c.procedure, c.n_tested) == ("look-ahead", 500)
-    assert 0 < c.n_answered_wrong < c.n_answered < 500
-    assert c.bound_if_fixed == gates.upper_bound(c.n_answered_wrong, c.n_answered, delta=0.1)
-    assert c.confidence(0.01) == pytest.approx(1.0, abs=0.05)
-    assert c.confidence(0.99) == pytest.approx(0.4, abs=0.15)
-    assert len(c.id) == 16
-    assert useful(binding=Binding(model="other", estimator="hybridgrad")).id != c.id
-
-
-def test_unscored_answers_count_against_coverage_and_nothing_else() -> None:
-    u = np.linspace(0, 1, 200)
-    c = calibrate([*u, *[None] * 100, *[math.nan] * 100], [True] * 400, alpha=0.1, delta=0.1)
-    assert (c.n, c.n_unscored, c.coverage, c.lets_through(1.0)) == (400, 200, 0.5, True)
-
-
-def test_all_wrong_lets_nothing_through_and_says_that_no_number_of_labels_helps() -> None:
-    c = calibrate(range(100), [False] * 100, alpha=0.1, delta=0.1)
-    assert (c.threshold, c.coverage, c.n_wrong) == (None, 0.0, 100)
-    assert c.reason is not None
-    assert "no number of labels helps" in c.reason
+@pytest.mark.parametrize(
+    ("scores", "correct", "alpha", "confidence", "words"),
+    [
+        (
+            [0.0] * 60, [False] * 6 + [True] * 54, 0.11, 0.89,
+            "60 most certain answers@@6 were wrong@@at most 3 may be@@"
+            "With 10% of the scored answers wrong and an AUROC of 0.50, 60 labels find a threshold in",
+        ),
+        (
+            [*range(40)] * 2, [False] * 40 + [True] * 40, 0.1, 0.5,
+            "Any guard has to withhold at least 44% of such answers@@with 5000 labels it is rare as well",
+        ),
+        ([*range(100)], [False, *[True] * 79, *[False] * 20], 0.01, 0.99, "semgrad-guard plan"),
+        (range(100), [False] * 100, 0.1, 1 / 102, "no number of labels helps"),
+        ([0.5], [True], 0.1, 2 / 3, "takes 22 scored answers"),
+        ([None, math.nan], [True, False], 0.1, None, "None of the 2 answers has a finite score"),
+    ],
+    ids=["a few wrong", "a useless score", "a small alpha", "all wrong", "one answer", "no score"],
+)  # fmt: skip
+def test_a_set_that_finds_no_threshold_says_why(
+    scores: Any, correct: list[bool], alpha: float, confidence: float | None, words: str
+) -> None:
+    c = calibrate(scores, correct, alpha=alpha, delta=0.1)
+    assert (c.threshold, c.coverage, c.n, c.n_wrong) == (None, 0.0, len(correct), correct.count(False))
     assert not c.lets_through(-1e9)
-
-
-def test_a_refusal_plans_with_the_error_rate_and_the_auroc() -> None:
-    c = calibrate([0.0] * 60, [False] * 6 + [True] * 54, alpha=0.11, delta=0.1)
-    useless = calibrate([*range(40)] * 2, [False] * 40 + [True] * 40, alpha=0.1, delta=0.1)
-    useful = calibrate([*range(100)], [False, *[True] * 79, *[False] * 20], alpha=0.01, delta=0.1)
-    assert c.reason is not None
-    assert "60 most certain answers" in c.reason
-    assert "6 were wrong" in c.reason
-    assert "at most 3 may be" in c.reason
-    assert "With 10% of the scored answers wrong and an AUROC of 0.50, 60 labels find a threshold in" in c.reason
-    assert useless.reason is not None
-    assert useful.reason is not None
-    assert "Any guard has to withhold at least 44% of such answers" in useless.reason
-    assert "with 5000 labels it is rare as well" in useless.reason
-    assert "semgrad-guard plan" in useful.reason
-
-
-def test_one_answer_is_too_few_and_says_how_many_are_needed() -> None:
-    c = calibrate([0.5], [True], alpha=0.1, delta=0.1)
-    assert c.threshold is None
-    assert c.reason is not None
-    assert "takes 22 scored answers" in c.reason
-    assert c.confidence(0.5) == pytest.approx(2 / 3)
-
-
-def test_no_score_at_all_is_a_defined_outcome() -> None:
-    c = calibrate([None, math.nan], [True, False], alpha=0.1, delta=0.1)
-    assert (c.threshold, c.n, c.n_unscored, c.n_wrong, c.scores) == (None, 2, 2, 1, ())
-    assert c.confidence(0.1) is None
-    assert c.reason is not None
-    assert "None of the 2 answers has a finite score" in c.reason
+    assert c.confidence(0.0) == (confidence and pytest.approx(confidence, abs=0.01))
+    assert [part for part in words.split("@@") if part not in str(c.reason)] == []
 
 
 def test_all_scores_equal() -> None:
@@ -253,8 +229,75 @@ GOOD: dict[str, Any] = {"uncertainties": [0.1, 0.2], "correct": [True, False], "
         ({"copies": "twice"}, "'keep' .a sample of traffic. or 'once'"),
         ({"tries": -1}, "tries numbers the calibrations"),
         ({"binding": "pocket"}, "binding"),
+        ({"correct": ["Abstained", True]}, "of a whole answer also 'abstained'"),
+        ({"correct": ["abstained"] * 2}, "Every graded answer is an abstention"),
+        ({"correct": ["abstained"] * 2, "by_hand": 1}, "Every graded answer is an abstention"),
+        ({"by_hand": 0}, "number of answers"),
+        ({"prompts": []}, "prompts has 0"),
+        ({"prompts": ["What?"] * 2}, r"prompts\[0\] is a str"),
+        ({"prompts": [None] * 2}, r"prompts\[0\] is a NoneType"),
+        ({"prompts": 3}, "prompts is 3"),
     ],
 )
 def test_bad_input_is_refused_with_what_to_mend(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(CalibrationError, match=words):
         calibrate(**{**GOOD, **changes})
+
+
+# A proposal from the decisions of a calibration: what it keeps, what it can do, and what it says.
+
+GRADED = Binding(estimator="e", model="m", grader="contains@3")
+
+
+def old_one() -> Calibration:
+    scores = np.linspace(0, 1, 200)
+    return calibrate(scores, scores < 0.8, alpha=0.2, delta=0.1, binding=GRADED)
+
+
+def proposed(old: Calibration, *, wrong_from: float, count: int = 150, tries: int = 0) -> Proposal:
+    assert old.threshold is not None
+    rng = np.random.default_rng(1)
+    scores: list[float | None] = [*rng.random(900).tolist(), *[None] * 100]
+    delivered = rng.uniform(0, old.threshold, count)
+    grades = [(float(score), bool(score < wrong_from)) for score in delivered]
+    return recalibrate(old, scores, grades, tries=tries)
+
+
+def test_it_lowers_the_threshold_where_the_surest_keep_the_promise() -> None:
+    old = old_one()
+    proposal = proposed(old, wrong_from=0.5)
+    new = proposal.new
+    assert new.threshold is not None
+    assert old.threshold is not None
+    assert 0.4 < new.threshold < old.threshold
+    assert (new.n, new.n_unscored, new.n_tested, len(new.scores)) == (1000, 100, 150, 900)
+    assert (new.alpha, new.delta, new.shape, new.id != old.id) == (old.alpha, old.delta, old.shape, True)
+    assert new.binding == GRADED.model_copy(update={"grader": "human"})
+    assert new.by_hand is not None
+    assert new.by_hand.below == old.threshold
+    assert new.coverage == pytest.approx(0.9 * new.threshold, abs=0.05)
+    words = str(proposal)
+    assert f"Proposed threshold: {new.threshold:.4g} ({old.threshold:.4g} now)" in words
+    assert "of the 1000 answers through (" in words
+
+
+def test_it_never_raises_it_and_says_where_none_is_left() -> None:
+    old = old_one()
+    assert old.threshold is not None
+    kept = proposed(old, wrong_from=2.0).new
+    assert kept.threshold is not None
+    assert kept.threshold == pytest.approx(old.threshold, abs=0.02)
+    assert kept.threshold <= old.threshold
+    none = proposed(old, wrong_from=0.0)
+    assert none.new.threshold is None
+    assert str(none).startswith("No threshold up to the present one keeps the promise")
+    assert proposed(old, wrong_from=0.5, tries=2).new.level < old.level
+
+
+def test_it_is_refused_without_grades() -> None:
+    old = old_one()
+    none = proposed(old, wrong_from=0.0).new
+    with pytest.raises(CalibrationError, match="none of its answers drawn at random is graded"):
+        recalibrate(old, [0.1], [])
+    with pytest.raises(CalibrationError, match="it lets nothing through"):
+        recalibrate(none, [0.1], [(0.1, True)])

@@ -15,6 +15,8 @@ from pydantic import ValidationError
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate
 from semgrad_guard.calibration.binding import EstimatorChoice
+from semgrad_guard.calibration.planning import plan
+from semgrad_guard.calibration.promise import report
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.pocket import CALIBRATION_PATH
@@ -40,16 +42,21 @@ def example(**changes: Any) -> Calibration:
     return calibrate([*u, None], [*(rng.random(120) > 0.1 * u), False], **{**made, **changes})
 
 
-def test_a_calibration_keeps_the_shape_of_its_prompts(tmp_path: Path) -> None:
+def test_a_calibration_keeps_the_shape_of_its_prompts_and_learned_numbers(tmp_path: Path) -> None:
     prompts = drawn(closed_book, 121, 0)
-    calibration = example(prompts=iter(prompts))
-    assert calibration.shape == PromptShape.of(prompts)
+    numbers = dict.fromkeys(("lows", "highs", "centres", "weights", "scales"), (0.5, 1.5))
+    weights = FusedWeights(columns=("a", "b"), **numbers, intercept=0.1, n=200, n_wrong=80)
+    choice = EstimatorChoice(asked="states", estimator="states", reason="Fitted on 200 answers.", weights=weights)
+    calibration = example(prompts=iter(prompts), choice=choice)
+    assert (calibration.shape, calibration.choice) == (PromptShape.of(prompts), choice)
     loaded = Calibration.load(calibration.save(tmp_path / "c.json"))
     assert loaded == calibration
     assert loaded.unfamiliar(prompts[0]) == ()
     assert loaded.unfamiliar(None) == ("the prompt is not known",)
     assert calibration.id != example().id
-    assert calibration.model_copy(update={"shape": None, "id": example().id}) == example()  # nothing else is touched
+    assert (
+        calibration.model_copy(update={"shape": None, "choice": None, "id": example().id}) == example()
+    )  # nothing else is touched
 
 
 def test_a_calibration_without_a_shape_loads_and_says_how_to_make_it_anew(tmp_path: Path) -> None:
@@ -61,21 +68,6 @@ def test_a_calibration_without_a_shape_loads_and_says_how_to_make_it_anew(tmp_pa
     for prompt in (None, *drawn(closed_book, 3, 0)):
         assert "semgrad-guard calibrate" in loaded.unfamiliar(prompt)[0]
         assert "it was given none" in loaded.unfamiliar(prompt)[0]
-
-
-@pytest.mark.parametrize(
-    ("prompts", "words"),
-    [
-        ([], "prompts has 0"),
-        (drawn(closed_book, 120, 0), "prompts has 120"),
-        (["What?"] * 121, r"prompts\[0\] is a str"),
-        ([None] * 121, r"prompts\[0\] is a NoneType"),
-        (3, "prompts is 3"),
-    ],
-)
-def test_prompts_that_are_none_are_refused(prompts: Any, words: str) -> None:
-    with pytest.raises(CalibrationError, match=words):
-        example(prompts=prompts)
 
 
 anything = st.floats(allow_nan=False, allow_infinity=False)
@@ -231,9 +223,43 @@ def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
             Calibration.load(path)
 
 
-def test_learned_numbers_survive_the_file(tmp_path: Path) -> None:
-    numbers = dict.fromkeys(("lows", "highs", "centres", "weights", "scales"), (0.5, 1.5))
-    weights = FusedWeights(columns=("a", "b"), **numbers, intercept=0.1, n=200, n_wrong=80)
-    choice = EstimatorChoice(asked="states", estimator="states", reason="Fitted on 200 answers.", weights=weights)
-    made = example(choice=choice)
-    assert Calibration.load(made.save(tmp_path / "c.json")) == made
+# The report: what a calibration tells about itself, from its record alone.
+
+
+def test_the_report_tells_what_the_record_knows() -> None:
+    rng = np.random.default_rng(0)
+    wrong = rng.random(400) < 0.2
+    scores = rng.normal(size=400) + 1.2 * wrong
+    prompts = drawn(closed_book, 400, 0)
+    made = calibrate(scores, ~wrong, alpha=0.2, delta=0.1, prompts=prompts, copies="keep", tries=2)
+    made = made.with_content(aurocs={"gnll": 0.9, "b": None})
+    sentences = report(made)
+    assert made.auroc == pytest.approx(0.8, abs=0.05)
+    chance = plan(400, error=made.n_wrong / 400, auroc=made.auroc, alpha=0.2, delta=made.level)
+    assert sentences["chance"].endswith(str(chance))
+    assert "to traffic like this, at most 20% are wrong, with 90% probability for all 2 tries" in sentences["promise"]
+    assert sentences["effect"] == str(made.effect)
+    assert sentences["prompts"].startswith("one turn, texts of ")
+    assert sentences["prompts"].endswith("; a second turn is not promised")
+    assert sentences["scores"] == "AUROC gnll 0.900"
+    assert sentences["assumption"] == made.assumption
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        Calibration.load(CALIBRATION_PATH),
+        calibrate([0.1], [True], alpha=0.1, delta=0.1),
+        calibrate([0.1, 0.1], [True, False], alpha=0.1, delta=0.1),
+        calibrate([None], [False], alpha=0.1, delta=0.1),
+        calibrate([0.1] * 40, [True] * 40, alpha=0.1, delta=0.1),
+        calibrate(range(40), [False] * 40, alpha=0.1, delta=0.1),
+    ],
+    ids=["the embedded one", "one label", "two labels", "no score", "all right", "all wrong"],
+)
+def test_odd_records_have_a_report_too(made: Calibration) -> None:
+    sentences = report(made)
+    assert {"promise", "assumption"} <= sentences.keys()
+    assert ("effect" in sentences) == (made.threshold is not None and made.n_tested == made.n)
+    assert ("chance" in sentences) == (made.auroc is not None)
+    assert made.threshold is not None or made.reason

@@ -69,22 +69,12 @@ def test_the_record_tells_what_was_graded_and_claims_nothing_about_the_rest(tmp_
     assert Calibration.load(found.save(tmp_path / "c.json")) == found
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"by_hand": 0}, "number of answers"),
-        ({"by_hand": 120}, "20 of the 120 answers that are to be graded by hand have no grade"),
-    ],
-)
-def test_a_part_that_is_no_random_sample_is_refused(change: dict[str, Any], message: str) -> None:
-    scores, correct = drawn(3)
-    with pytest.raises(CalibrationError, match=message):
-        made(scores, labels_of(scores, correct, 100), **change)
-
-
 def test_no_score_at_all_and_too_few_grades_are_told_in_words() -> None:
     with pytest.raises(CalibrationError, match="No answer has a finite score"):
         made([None, None], [None, None], by_hand=1)
+    scores, correct = drawn(3)
+    with pytest.raises(CalibrationError, match="20 of the 120 answers that are to be graded by hand have no grade"):
+        made(scores, labels_of(scores, correct, 100), by_hand=120)
     scores, correct = drawn(4)
     labels = labels_of(scores, correct, 20)
     labels[next(row for row, label in enumerate(labels) if label)] = "abstained"
@@ -105,15 +95,15 @@ def test_repeated_questions_of_traffic_are_drawn_one_by_one() -> None:
     assert (taken % 5 != 0).any()
 
 
-@pytest.mark.parametrize(("n", "by_hand"), [(100, 50), (301, 50), (301, 100)])
+@pytest.mark.parametrize(("n", "by_hand"), [(100, 50), (160, 50), (160, 90)])
 def test_the_truth_is_kept_where_every_threshold_is_bad(n: int, by_hand: int) -> None:
     """An error rate just above alpha everywhere: a threshold is found, and bad, in at most delta of the sets. Where
     more are graded, the surer answers abstain half of the time."""
-    rng, repeats, found = np.random.default_rng(6), 400, 0
+    rng, repeats, found = np.random.default_rng(6), 250, 0
     for _ in range(repeats):
         scores, correct = rng.normal(size=n), rng.random(n) >= ALPHA + 1e-4
         labels = labels_of(scores, correct, by_hand)
         for row in np.flatnonzero((rng.random(n) < 0.5) & (scores < -0.3)) if by_hand > 50 else ():
             labels[row] = None if labels[row] is None else "abstained"
         found += made(scores, labels, by_hand=by_hand).threshold is not None
-    assert 0.01 <= found / repeats <= DELTA + 0.045  # three standard errors
+    assert 0.01 <= found / repeats <= DELTA + 0.057  # three standard errors

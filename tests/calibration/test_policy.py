@@ -90,6 +90,11 @@ def test_a_mismatch_is_refused_and_a_match_is_not() -> None:
         ({"threshold": 0.5, "on_unscored": "retry"}, "one of 'abstain', 'answer', 'escalate'"),
         ({"threshold": 61.0, "calibration": calibrated()}, "not the calibration's"),
         ({"threshold": 61.0, "calibration": calibrated(correct=False)}, "not the calibration's"),
+        ({"threshold": 0.5, "min_confidence": 0.8}, "needs a calibration"),
+        ({"min_confidence": 0.8}, "needs a calibration"),
+        *(({"calibration": calibrated(), "min_confidence": wrong}, "min_confidence") for wrong in (0, 1.5, -1)),
+        ({"calibration": calibrated(), "min_confidence": 0.8, "on_no_threshold": "reachable"}, "leave one out"),
+        ({"threshold": 0.5, "on_no_threshold": "reachable"}, "about a calibration"),
     ],
 )
 def test_what_is_no_policy_is_refused(fields: dict[str, Any], words: str) -> None:
@@ -154,16 +159,3 @@ def test_a_least_confidence_is_a_threshold_without_a_promise(least: float) -> No
 def test_a_least_confidence_that_no_answer_reaches_delivers_nothing() -> None:
     policy = Policy.from_calibration(calibrated(correct=False), min_confidence=0.9)
     assert not policy.lets_through(0)
-
-
-@pytest.mark.parametrize("given", [{"threshold": 0.5, "min_confidence": 0.8}, {"min_confidence": 0.8}])
-def test_a_least_confidence_needs_a_calibration(given: dict[str, float]) -> None:
-    with pytest.raises(InputError, match="needs a calibration"):
-        Policy(**given)  # pyright: ignore[reportArgumentType]
-    for wrong in (0, 1.5, -1):
-        with pytest.raises(InputError, match="min_confidence"):
-            Policy.from_calibration(graded(), min_confidence=wrong)
-    with pytest.raises(InputError, match="leave one out"):
-        Policy.from_calibration(graded(), min_confidence=0.8, on_no_threshold="reachable")
-    with pytest.raises(InputError, match="about a calibration"):
-        Policy(threshold=0.5, on_no_threshold="reachable")

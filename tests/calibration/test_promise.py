@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Verdict
-from semgrad_guard.calibration import Binding, Calibration, calibrate
+from semgrad_guard.calibration import Binding, Calibration, calibrate, gates
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 from semgrad_guard.guard import Policy, Promise, combined_promise, split_delta
 from semgrad_guard.guard.decision import decide
@@ -51,53 +52,39 @@ class World:
         """P(the second stage's answer is wrong)."""
         return 0.5 * self.difficulty**2
 
-    def only(self, kept: NDArray[np.bool_]) -> World:
+    def only(self, kept: NDArray[np.int64]) -> World:
         return World(self.difficulty[kept], self.first[kept], self.second[kept])
 
 
-POPULATION = World.draw(np.random.default_rng(99), 200_000)
+POPULATION = World.draw(np.random.default_rng(99), 50_000)
 
 
-def through(scores: Floats, calibration: Calibration) -> NDArray[np.bool_]:
-    return np.zeros(len(scores), dtype=np.bool_) if calibration.threshold is None else scores <= calibration.threshold
+def through(scores: Floats, threshold: float | None) -> NDArray[np.bool_]:
+    return scores <= (-np.inf if threshold is None else threshold)
 
 
-def bound(upstream: str | None = None) -> Binding:
-    return Binding(model="m", estimator="e", upstream=upstream)
-
-
-def first_stage(rng: np.random.Generator, delta: float) -> Calibration:
-    world = World.draw(rng, 400)
-    correct = rng.random(400) >= world.wrong_first
-    return calibrate(world.first, correct, alpha=ALPHA, delta=delta, binding=bound())
-
-
-def second_stage(rng: np.random.Generator, delta: float, before: Calibration, *, on_all: bool) -> Calibration:
-    """Fresh questions; those that the first stage hands on, or (wrongly) all of them."""
-    world = World.draw(rng, 1200)
-    world = world if on_all else world.only(~through(world.first, before))
-    correct = rng.random(len(world.difficulty)) >= world.wrong_second
-    binding = bound(None if on_all else before.id)
-    return calibrate(world.second, correct, alpha=ALPHA, delta=delta, binding=binding)
-
-
-def delivered_error_rate(first: Calibration, second: Calibration) -> tuple[float, float, float]:
-    """(error rate of all that is delivered, share delivered, share delivered by the second stage) in the population."""
-    by_first = through(POPULATION.first, first)
-    by_second = ~by_first & through(POPULATION.second, second)
-    wrong = float((POPULATION.wrong_first * by_first + POPULATION.wrong_second * by_second).sum())
-    count = int(by_first.sum() + by_second.sum())
-    return wrong / max(1, count), count / len(by_first), float(by_second.mean())
+def found(rng: np.random.Generator, scores: Floats, wrong: Floats, delta: float) -> float | None:
+    """The threshold of a calibration on answers that are wrong at these rates."""
+    return gates.walk(scores, rng.random(len(wrong)) < wrong, alpha=ALPHA, delta=delta).threshold
 
 
 def simulate(*, on_all: bool, deltas: tuple[float, ...]) -> tuple[float, float, float]:
-    """(violation rate, mean share delivered, mean share delivered by the second stage)."""
+    """(violation rate, mean share delivered, mean share delivered by the second stage) in the population.
+
+    The second stage is calibrated on fresh questions: those that the first hands on, or (wrongly) all of them.
+    """
     rng = np.random.default_rng(7)
     outcomes: list[tuple[float, float, float]] = []
     for _ in range(REPEATS):
-        first = first_stage(rng, deltas[0])
-        second = second_stage(rng, deltas[1], first, on_all=on_all)
-        outcomes.append(delivered_error_rate(first, second))
+        world, fresh = World.draw(rng, 400), World.draw(rng, 1200)
+        first = found(rng, world.first, world.wrong_first, deltas[0])
+        fresh = fresh.only(np.flatnonzero(on_all | ~through(fresh.first, first))[:500])
+        second = found(rng, fresh.second, fresh.wrong_second, deltas[1])
+        by_first = through(POPULATION.first, first)
+        by_second = ~by_first & through(POPULATION.second, second)
+        wrong = float((POPULATION.wrong_first * by_first + POPULATION.wrong_second * by_second).sum())
+        count = int(by_first.sum() + by_second.sum())
+        outcomes.append((wrong / max(1, count), count / len(by_first), float(by_second.mean())))
     rates, shares, seconds = np.array(outcomes).T
     print(
         f"on_all={on_all}: violations {np.mean(rates > ALPHA):.3f}, delivered {shares.mean():.2f}/{seconds.mean():.2f}"
@@ -115,6 +102,10 @@ def test_everything_delivered_by_a_chain_keeps_the_promise() -> None:
 def test_calibrating_the_second_stage_on_all_questions_breaks_the_promise() -> None:
     violations, _, _ = simulate(on_all=True, deltas=split_delta(DELTA, 2))
     assert violations > 2 * DELTA
+
+
+def bound(upstream: str | None = None) -> Binding:
+    return Binding(model="m", estimator="e", upstream=upstream)
 
 
 def stage(
@@ -228,6 +219,7 @@ PROMPT = PromptForm(text="<user>What is it?</user>", tokens=4, roles=("user",), 
 SURE, UNSURE = 1.0, 200.0
 
 
+@cache
 def made_after(upstream: str | None, *, alpha: float = 0.1) -> Policy:
     binding = Binding(model="m", estimator="e", upstream=upstream)
     return Policy.from_calibration(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .bad_calls import ASK, CALIBRATE, EVALUATE, SCORE, WITH_DATA, Bad, in_turn, instead
+from .bad_calls import ASK, CALIBRATE, EVALUATE, SCORE, WITH_DATA, Bad, in_turn, over
 
 
 def line(**fields: Any) -> str:
@@ -50,7 +50,7 @@ def lines() -> Iterator[Bad]:
     for number, (name, (_, says)) in enumerate(LINES.items()):
         path = f"{{in}}/lines/{number}.jsonl"
         if "answers" not in says:  # score reads none
-            yield Bad(f"score: {name}", instead(SCORE, data=path), (5,), f"line 2 @@{says}", keeps=True)
+            yield Bad(f"score: {name}", over(SCORE, "--data", path), (5,), f"line 2 @@{says}", keeps=True)
         gate = ("gate", "--calibration", "{in}/c.json", "--band", "{out}/b.json", "--record", "--data", path)
         yield Bad(f"gate: {name}", (*gate, "--model", "{model}"), (1,), f"line 2 @@{says}")
 
@@ -97,28 +97,24 @@ def files() -> Iterator[Bad]:
         "a link to nothing": "{in}/dangling.jsonl",
         "the empty device": os.devnull,
         "an endless device": "/dev/zero",
-        "root": "/",
     }
     for (command, base), name in in_turn(WITH_DATA.items(), FILES):
-        yield Bad(f"{command} of {name}", instead(base, data=f"{{in}}/files/{name}"))
+        yield Bad(f"{command} of {name}", over(base, "--data", f"{{in}}/files/{name}"))
     for (command, base), (name, path) in in_turn(WITH_DATA.items(), paths.items()):
-        yield Bad(f"{command} of {name} at a path", instead(base, data=path))
+        yield Bad(f"{command} of {name} at a path", over(base, "--data", path))
 
 
 def csv_files() -> Iterator[Bad]:
     """Tables gone wrong."""
     for name in CSV:
         for command in ("calibrate", "evaluate"):
-            yield Bad(f"{command} of {name}", instead(WITH_DATA[command], data=f"{{in}}/files/{name}"))
-
-
-def hub_names() -> Iterator[Bad]:
-    """Data sets that cannot be had."""
-    for value in ("hub:", "hub:nobody/nothing", "hub:@", "hub:::", "hub:a b", "hub:../..", "hub:{in}", "hub:x@y"):
-        yield Bad(f"evaluate {value}", instead(EVALUATE, data=value))
+            yield Bad(f"{command} of {name}", over(WITH_DATA[command], "--data", f"{{in}}/files/{name}"))
 
 
 # ---- outputs
+
+
+OVER = "overwrite an input"
 
 
 def outputs() -> Iterator[Bad]:
@@ -133,20 +129,13 @@ def outputs() -> Iterator[Bad]:
             "a hard link": f"{{in}}/hard-{name}.jsonl",
             "a linked folder": f"{{in}}/again/{name}.jsonl",
         }.items():
-            yield Bad(f"{command} over its data, {kind}", instead(base, output=path), (1,), "overwrite an input")
-            yield Bad(f"{command} over its data, read by {kind}", instead(base, data=path, output=data), (1,), "input")
-        yield Bad(f"{command} over the model", instead(base, output="{model}/config.json"), (1,), "overwrite an input")
-
-
-def other_outputs() -> Iterator[Bad]:
-    """Inputs of other kinds in the way of an output."""
-    calibrated = (*instead(SCORE, output="{in}/c.json"), "--calibration", "{in}/c.json")
-    yield Bad("score over its calibration", calibrated, (1,), "overwrite an input")
-    for name in ("graded.csv", "run.json", "answers.jsonl", "grades.jsonl"):
-        call = instead(EVALUATE, data=f"{{in}}/old/{name}", output="{in}/old")
-        yield Bad(f"evaluate over its {name}", call, (1,), "overwrite an input")
-    over = (*instead(EVALUATE, output="{in}/old"), "--labels", "{in}/old/graded.csv")
-    yield Bad("evaluate over its labels", over, (1,), "overwrite an input")
+            yield Bad(f"{command} over its data, {kind}", over(base, "--output", path), (1,), "overwrite an input")
+            yield Bad(
+                f"{command} over its data, read by {kind}", over(base, "--data", path, "--output", data), (1,), "input"
+            )
+        yield Bad(
+            f"{command} over the model", over(base, "--output", "{model}/config.json"), (1,), "overwrite an input"
+        )
 
 
 def no_files() -> Iterator[Bad]:
@@ -154,21 +143,11 @@ def no_files() -> Iterator[Bad]:
     pipes = {"a pipe": "{in}/pipe", "a link to a pipe": "{in}/link-pipe"}
     places = {**NO_FILES, **pipes, "no folder": "{out}/none/x.json"}
     for command, (name, path) in in_turn(("score", "calibrate", "probe"), places.items()):
-        yield Bad(f"{command} --output: {name}", instead(WITH_DATA[command], output=path))
+        yield Bad(f"{command} --output: {name}", over(WITH_DATA[command], "--output", path))
     for name in ("a pipe", "a socket", "a link to a pipe", "a link to itself", "under a file", "empty", "blank"):
-        yield Bad(f"evaluate --output: {name}", instead(EVALUATE, output=places[name]))
+        yield Bad(f"evaluate --output: {name}", over(EVALUATE, "--output", places[name]))
     for name in ("a pipe", "under a file", "empty"):
         yield Bad(f"demo --output: {name}", ("demo", f"--output={places[name]}"))
-
-
-def shared_outputs() -> Iterator[Bad]:
-    """Two outputs in one file."""
-    for name, path in {
-        "the same": "{out}/c.json",
-        "dotted": "{out}/../out/c.json",
-        "in capitals": "{out}/C.JSON",
-    }.items():
-        yield Bad(f"labels in the calibration, {name}", (*CALIBRATE, f"--labels={path}"), (1,))
 
 
 # ---- records of the program's own
@@ -185,14 +164,11 @@ JUNK: dict[str, str | bytes] = {
 
 
 def records() -> Iterator[Bad]:
-    """Calibrations, probes and finished runs that are none, or are no longer what was written."""
-    options = {"calibration": {"ask": ASK, "score": SCORE}}
-    for option, commands in options.items():
-        for (command, base), name in in_turn(commands.items(), JUNK):
-            yield Bad(f"{command} --{option}: {name}", (*base, f"--{option}={{in}}/junk/{name}.json"))
-        paths = ("{in}/none.json", "{in}", "", "{in}/loop.jsonl", "{in}/answers.jsonl")
-        for (command, base), path in in_turn(commands.items(), paths):
-            yield Bad(f"{command} --{option} {path!r}", (*base, f"--{option}={path}"))
+    """Calibrations that are none, or are no longer what was written."""
+    commands = {"ask": ASK, "score": SCORE}
+    paths = ("{in}/none.json", "{in}", "", "{in}/loop.jsonl", "{in}/answers.jsonl")
+    for (command, base), path in in_turn(commands.items(), (*(f"{{in}}/junk/{name}.json" for name in JUNK), *paths)):
+        yield Bad(f"{command} --calibration {path!r}", (*base, f"--calibration={path}"))
     for name in EDITED:
         yield Bad(f"ask with a calibration, {name}", (*ASK, f"--calibration={{in}}/edited/{name}.json"))
 
@@ -208,24 +184,22 @@ EDITED: dict[str, dict[str, Any]] = {
 }
 
 
+RUNS: dict[str, bytes] = {
+    "no header": b'{"question": "a?"}\n',
+    "a header of another version": b'{"semgrad_guard_record": "scores", "settings": {}}\n',
+    "other settings": b'{"semgrad_guard_record": "answers", "settings": {"model": "other"}}\n',
+    "text": b"What is this?\n",
+    "nested": b"[" * 100_000 + b"\n",
+}
+
+
 def run_records() -> Iterator[Bad]:
     """Records of runs that belong to something else, or are broken."""
-    header = {
-        "no header": b'{"question": "a?"}\n',
-        "a header of another version": b'{"semgrad_guard_record": "scores", "settings": {}}\n',
-        "other settings": b'{"semgrad_guard_record": "answers", "settings": {"model": "other"}}\n',
-        "text": b"What is this?\n",
-        "nested": b"[" * 100_000 + b"\n",
-    }
-    RUNS.update(header)
-    for name in header:
-        yield Bad(f"calibrate: {name}", instead(CALIBRATE, output=f"{{in}}/runs/{name}/c.json"), (1,))
-        yield Bad(f"evaluate: {name}", instead(EVALUATE, output=f"{{in}}/runs/{name}"), (1,))
+    for name in RUNS:
+        yield Bad(f"calibrate: {name}", over(CALIBRATE, "--output", f"{{in}}/runs/{name}/c.json"), (1,))
+        yield Bad(f"evaluate: {name}", over(EVALUATE, "--output", f"{{in}}/runs/{name}"), (1,))
         again = ("evaluate", "--regrade", "--no-report", "--output", f"{{in}}/runs/{name}")
         yield Bad(f"evaluate --regrade: {name}", again, (1,))
-
-
-RUNS: dict[str, bytes] = {}
 
 
 def label_sheets() -> Iterator[Bad]:
@@ -247,7 +221,7 @@ LABELS: dict[str, bytes] = {
 
 
 def standard_input() -> Iterator[Bad]:
-    """Standard input that is empty, is no UTF-8, or is wanted twice."""
+    """Standard input that is empty, or is no UTF-8."""
     wrong: dict[str, bytes] = {
         "empty": b"",
         "blank": b" \r\n",
@@ -261,9 +235,7 @@ def standard_input() -> Iterator[Bad]:
     for name, content in wrong.items():
         yield Bad(f"ask - : {name}", ("ask", "-", "--model", "{model}"), (1,), says.get(name, ""), content)
         for command, base in WITH_DATA.items():
-            yield Bad(f"{command} --data - : {name}", instead(base, data="-"), (1,), "stdin", content)
-    both = ("evaluate", "--model", "{model}", "--data", "-", "--labels", "-", "--output", "{out}/e")
-    yield Bad("stdin twice", both, says="stdin", stdin=line().encode())
+            yield Bad(f"{command} --data - : {name}", over(base, "--data", "-"), (1,), "stdin", content)
 
 
 def make_inputs(folder: Path) -> None:
@@ -281,30 +253,24 @@ def make_inputs(folder: Path) -> None:
     (folder / "again").symlink_to(folder)
     (folder / "loop.jsonl").symlink_to("loop.jsonl")
     (folder / "dangling.jsonl").symlink_to("nothing")
-    (folder / "dangling-far.jsonl").symlink_to("no/where")
     os.mkfifo(folder / "pipe")
     (folder / "link-pipe").symlink_to("pipe")
     _make_socket(folder / "socket")
-    (folder / "plot.png").write_bytes((folder / "answers.jsonl").read_bytes())
-    (folder / "probe.json").write_text("{}")
+    (folder / "settings.json").write_text('{"queue": 0, "max_tokens": 9}')
     _write(folder / "lines", ((f"{i}.jsonl", _second(broken)) for i, (broken, _) in enumerate(LINES.values())))
     _write(folder / "files", [*FILES.items(), *CSV.items()])
     _write(folder / "labels", ((f"{name}.csv", content) for name, content in LABELS.items()))
     junk = {name: text.encode() if isinstance(text, str) else text for name, text in JUNK.items()}
     _write(folder / "junk", ((f"{name}.json", content) for name, content in junk.items()))
-    for name, content in junk.items():
-        _write(folder / "junk" / name, [("run.json", content)])
     for name, content in RUNS.items():
         _write(folder / "runs" / name, [("answers.jsonl", content), ("c.answers.jsonl", content)])
     old = (folder / "answers.jsonl").read_bytes()
     _write(folder / "old", [(name, old) for name in ("graded.csv", "run.json", "answers.jsonl", "grades.jsonl")])
 
 
-def edit_calibration(folder: Path, calibration: Path) -> None:
-    """A good calibration at `{in}/c.json`, and edited ones."""
-    content = calibration.read_text()
-    (folder / "c.json").write_text(content)
-    record = json.loads(content)
+def edit_calibration(folder: Path) -> None:
+    """Edited ones of the calibration at `{in}/c.json`."""
+    record = json.loads((folder / "c.json").read_text())
     edited = ((f"{name}.json", json.dumps({**record, **change}).encode()) for name, change in EDITED.items())
     _write(folder / "edited", edited)
 
@@ -330,7 +296,4 @@ def _make_socket(path: Path) -> None:
         os.chdir(here)
 
 
-ALL = (
-    *(lines, files, csv_files, hub_names, outputs, other_outputs, no_files),
-    *(shared_outputs, records, run_records, label_sheets, standard_input),
-)
+ALL = (lines, files, csv_files, outputs, no_files, records, run_records, label_sheets, standard_input)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +15,12 @@ from typer.testing import CliRunner
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.cli import app, terminal
+from semgrad_guard.loading import ModelSource
 
-from .helpers import ASKED, TOKENS, jsonl, rows_of, saved
+from .helpers import ASKED, TOKENS, Run, jsonl, merged, rows_of, saved
 
 PROGRAM = get_command(app)
+LOADED: dict[str, LanguageModel] = {}
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +33,19 @@ def _eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 def _one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """The runner builds the program anew for every call, which takes as long as most calls do."""
     monkeypatch.setattr("typer.testing._get_command", lambda _: PROGRAM, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _one_model(monkeypatch: pytest.MonkeyPatch, model_folder: Path) -> None:
+    """The tiny model is loaded and checked once for all calls that name it and nothing else."""
+    real = ModelSource.load
+
+    def load(source: ModelSource, *, verbose: bool = False) -> LanguageModel:
+        if source != ModelSource(model=str(model_folder)):
+            return real(source, verbose=verbose)
+        return LOADED.get(source.model) or LOADED.setdefault(source.model, real(source))
+
+    monkeypatch.setattr(ModelSource, "load", load)
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +66,7 @@ def texts(language_model: LanguageModel) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def run() -> Callable[..., Result]:
+def run() -> Run:
     def invoke(*arguments: object, stdin: str | None = None) -> Result:
         result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
@@ -72,9 +88,7 @@ def wrong(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def usual_calibration(
-    tmp_path_factory: pytest.TempPathFactory, run: Callable[..., Result], model_folder: Path, texts: list[str]
-) -> Path:
+def usual_calibration(tmp_path_factory: pytest.TempPathFactory, run: Run, model_folder: Path, texts: list[str]) -> Path:
     """A folder with a calibration of the tiny model that lets answers through, and with its record."""
     folder = tmp_path_factory.mktemp("calibrated")
     with TemporaryDirectory() as elsewhere:
@@ -85,6 +99,49 @@ def usual_calibration(
         )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     return folder
+
+
+@pytest.fixture(scope="session")
+def usual_band(
+    tmp_path_factory: pytest.TempPathFactory, run: Run, model_folder: Path, usual_calibration: Path, texts: list[str]
+) -> Path:
+    """A folder with that calibration, its questions and a recorded band of both."""
+    folder = tmp_path_factory.mktemp("recorded")
+    shutil.copytree(usual_calibration, folder, dirs_exist_ok=True)
+    data = jsonl(folder / "right.jsonl", rows_of(texts))
+    made = run(
+        *("gate", "--model", model_folder, "--calibration", folder / "calibration.json", "--data", data),
+        *("--band", folder / "band.json", "--record", "--max-tokens", TOKENS),
+    )
+    assert made.exit_code == 0, made.stderr
+    return folder
+
+
+@pytest.fixture(scope="session")
+def on_passages(tmp_path_factory: pytest.TempPathFactory, run: Run, model_folder: Path) -> tuple[Path, list[object]]:
+    """A calibration on questions about passages, put in words of two files, and the options for these words."""
+    folder = tmp_path_factory.mktemp("passages")
+    rows = [{"question": q, "context": f"{q} It is seven.", "answers": ["x"]} for q in ASKED]
+    typed: list[object] = ["--prompt", "Read {context} and say: {question}", "--system", "Be terse."]
+    for name, text in (("prompt", typed[1]), ("system", typed[3])):
+        (folder / name).write_text(f"{text}\n")
+    way = ["--prompt", f"@{folder / 'prompt'}", "--system", f"@{folder / 'system'}"]
+    fixed = ["--model", model_folder, "--max-tokens", TOKENS, "--on-cut", "score", "--alpha", 0.3]
+    path, data = folder / "told.json", folder / "t.jsonl"
+    run("calibrate", *fixed, "--data", jsonl(data, rows), "--output", path, *way)
+    kept = [json.loads(line) for line in path.with_suffix(".answers.jsonl").read_text().splitlines()]
+    texts = [row["text"] for row in kept if "text" in row]  # not the settings, nor the plan of the calibration
+    right = [row | {"answers": [text]} for row, text in zip(rows, texts, strict=True)]
+    result = run("calibrate", *fixed, "--data", jsonl(data, right), "--output", path, *way)
+    assert result.exit_code == 0, result.output
+    return path, typed
+
+
+@pytest.fixture
+def calibrate(run: Run, model_folder: Path, tmp_path: Path) -> Run:
+    """`calibrate(data, *options)` into `c.json`."""
+    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-tokens", TOKENS, "--on-cut", "score")
+    return lambda data, *arguments: run("calibrate", *merged((*fixed, "--data", data), arguments))
 
 
 @pytest.fixture

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from click.testing import Result
 from safetensors.torch import save_file
 
 from semgrad_guard import LanguageModel
 
+Run = Callable[..., Result]
 ASKED = [f"What is item {i}?" for i in range(60)]
 TOKENS = 4
 
@@ -24,9 +27,27 @@ def saved(folder: Path, language_model: LanguageModel) -> Path:
     return folder
 
 
-def rows_of(texts: Sequence[str]) -> list[dict[str, Any]]:
-    """The usual questions with these texts as references."""
-    return [{"question": question, "answers": [text]} for question, text in zip(ASKED, texts, strict=True)]
+def rows_of(texts: Sequence[str], *, wrong: int = 0) -> list[dict[str, Any]]:
+    """The usual questions with these texts as references; every so many, from the first on, has another."""
+    found = ["seven" if wrong and row % wrong == 0 else text for row, text in enumerate(texts)]
+    return [{"question": question, "answers": [text]} for question, text in zip(ASKED, found, strict=True)]
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def fill(sheet: Path, labels: Sequence[str] | Mapping[str, str], *, delimiter: str = ",") -> None:
+    """Labels as a person gives them in a program that keeps the rest: row by row, or by answers, sorted otherwise."""
+    rows, encoding = table(sheet), "utf-8"
+    if isinstance(labels, Mapping):
+        rows, encoding = rows[::-1], "utf-8-sig"
+        labels = [labels.get(row["answer"], "") for row in rows]
+    with sheet.open("w", encoding=encoding, newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows({**row, "correct": word} for row, word in zip(rows, labels, strict=True))
 
 
 def jsonl(path: Path, rows: Iterable[dict[str, Any] | str]) -> Path:

@@ -9,15 +9,12 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from safetensors.torch import load_file, save_file
 
 from semgrad_guard import Calibration, LanguageModel
 from semgrad_guard.cli.command import ExitCode
 
-from .helpers import ASKED, TOKENS, flat, jsonl, saved
-
-Run = Callable[..., Result]
+from .helpers import ASKED, TOKENS, Run, flat, saved
 
 
 @pytest.fixture
@@ -36,14 +33,11 @@ def test_json_is_one_document_and_nothing_else(ask: Run) -> None:
     assert (record["threshold"], record["details"]["enforced"]) == (None, False)
 
 
-def test_the_dtype_is_chosen_and_a_calibration_for_another_refused(ask: Run, calibration: Path) -> None:
+def test_the_dtype_is_chosen(ask: Run) -> None:
     plain, half = (
         json.loads(ask("What is item 1?", "--json", *chosen).stdout) for chosen in ((), ("--dtype", "bfloat16"))
     )
     assert (plain["details"]["settings"]["dtype"], half["details"]["settings"]["dtype"]) == ("float64", "bfloat16")
-    refused = ask("What is item 1?", "--dtype", "bfloat16", "--calibration", calibration)
-    assert refused.exit_code != 0
-    assert "dtype" in flat(refused.stderr)
 
 
 def test_a_calibration_gives_confidence_and_a_threshold(ask: Run, calibration: Path) -> None:
@@ -54,27 +48,10 @@ def test_a_calibration_gives_confidence_and_a_threshold(ask: Run, calibration: P
     assert record["promised"] is (record["action"] == "answer")
 
 
-@pytest.fixture
-def calibrated(run: Run, model_folder: Path, tmp_path: Path) -> tuple[Path, list[str]]:
-    """A calibration on questions about passages, put in words of its own, and the options for that."""
-    rows = [{"question": q, "context": f"{q} It is seven.", "answers": ["x"]} for q in ASKED]
-    (tmp_path / "prompt.txt").write_text("Read {context} and say: {question}\n")
-    way = ["--prompt", f"@{tmp_path / 'prompt.txt'}", "--system", "Be terse."]
-    fixed = ["--model", model_folder, "--max-tokens", TOKENS, "--on-cut", "score", "--alpha", 0.3]
-    path = tmp_path / "told.json"
-    run("calibrate", *fixed, "--data", jsonl(tmp_path / "t.jsonl", rows), "--output", path, *way)
-    kept = [json.loads(line) for line in path.with_suffix(".answers.jsonl").read_text().splitlines()]
-    texts = [row["text"] for row in kept if "text" in row]  # not the settings, nor the plan of the calibration
-    right = [row | {"answers": [text]} for row, text in zip(rows, texts, strict=True)]
-    result = run("calibrate", *fixed, "--data", jsonl(tmp_path / "t.jsonl", right), "--output", path, *way)
-    assert result.exit_code == 0, result.output
-    return path, way
-
-
 def test_a_question_is_put_as_the_calibration_put_its_own(
-    ask: Run, calibrated: tuple[Path, list[str]], tmp_path: Path
+    ask: Run, on_passages: tuple[Path, list[object]], tmp_path: Path
 ) -> None:
-    calibration, way = calibrated
+    calibration, way = on_passages
     (tmp_path / "passage.txt").write_text("What is item 3? It is seven.\n")
     passage = ("--context", f"@{tmp_path / 'passage.txt'}")
     record = json.loads(ask("What is item 3?", *way, *passage, "--json", "--calibration", calibration).stdout)
@@ -84,26 +61,6 @@ def test_a_question_is_put_as_the_calibration_put_its_own(
         assert result.exit_code == ExitCode.ERROR or not json.loads(result.stdout)["promised"]
 
 
-@pytest.mark.parametrize(
-    ("given", "shown"),
-    [
-        (("--prompt", "Say {question} of {context}"), "--context"),
-        (("--prompt", "Say {question}", "--context", "Seven."), "no {context} in it"),
-        (("--prompt", "Say it"), "neither plain, paper"),
-        (("--prompt", "@-", "--context", "@-"), "stdin can be read once"),
-        (("--context", "@/nowhere"), "/nowhere"),
-        (("--context", ""), "--context is empty"),
-        (("--context", " "), "leave --context out"),
-    ],
-)
-def test_ways_of_putting_a_question_that_do_not_go_together_are_refused(
-    ask: Run, given: tuple[str, ...], shown: str
-) -> None:
-    result = ask("What is item 1?", *given)
-    assert result.exit_code in (ExitCode.ERROR, ExitCode.USAGE)
-    assert shown in flat(result.stderr)
-
-
 @pytest.fixture
 def at(calibration: Path, tmp_path: Path) -> Callable[[float], Path]:
     """The usual calibration with another threshold."""
@@ -111,42 +68,26 @@ def at(calibration: Path, tmp_path: Path) -> Callable[[float], Path]:
     return lambda threshold: made.with_content(threshold=threshold, grid=(threshold,)).save(tmp_path / "at.json")
 
 
-@pytest.mark.parametrize(("threshold", "code", "action"), [(1e9, 0, "answer"), (0.0, 3, "abstain")])
-def test_the_exit_code_tells_the_action(
-    ask: Run, at: Callable[[float], Path], threshold: float, code: int, action: str
-) -> None:
-    result = ask("What is item 1?", "--calibration", at(threshold), "--json")
-    record = json.loads(result.stdout)
-    assert (result.exit_code, record["action"], record["details"]["enforced"]) == (code, action, True)
-
-
-def test_an_abstention_shows_what_it_withholds_and_why(ask: Run, at: Callable[[float], Path]) -> None:
+def test_an_abstention_has_a_code_and_shows_what_it_withholds_and_why(ask: Run, at: Callable[[float], Path]) -> None:
     draft = json.loads(ask("What is item 1?", "--json").stdout)["text"]
     nothing = ("--calibration", at(0.0))
-    record = json.loads(ask("What is item 1?", *nothing, "--json").stdout)
+    withheld = ask("What is item 1?", *nothing, "--json")
+    record = json.loads(withheld.stdout)
+    assert (withheld.exit_code, record["action"], record["details"]["enforced"]) == (3, "abstain", True)
     assert (record["text"], record["draft"], record["promised"]) == ("I don't know.", draft, False)
     shown = ask("What is item 1?", *nothing).stdout
     assert "I don't know." in shown
     assert "withheld: " in shown
     assert "is above the threshold" in shown
+    answered = ask("What is item 1?", "--calibration", at(1e9), "--json")
+    record = json.loads(answered.stdout)
+    assert (answered.exit_code, record["action"], record["details"]["enforced"]) == (0, "answer", True)
 
 
 def test_the_question_may_come_from_stdin(ask: Run) -> None:
     piped = json.loads(ask("-", "--json", stdin="What is item 1?\n").stdout)
     given = json.loads(ask("What is item 1?", "--json").stdout)
     assert (piped["question"], piped["uncertainty"]) == (given["question"], given["uncertainty"])
-
-
-def test_a_system_message_in_a_file_is_read(ask: Run, tmp_path: Path) -> None:
-    (tmp_path / "system.txt").write_text("Be brief.\n")
-    typed, from_file = (
-        json.loads(ask("What is item 1?", "--json", "--system", given).stdout)
-        for given in ("Be brief.", f"@{tmp_path / 'system.txt'}")
-    )
-    assert from_file["uncertainty"] == typed["uncertainty"]
-    assert from_file["details"]["prompt_template"] == typed["details"]["prompt_template"]
-    missing = ask("What is item 1?", "--system", "@missing.txt")
-    assert (missing.exit_code, "missing.txt" in missing.stderr) == (1, True)
 
 
 def test_a_system_message_is_another_prompt(ask: Run, calibration: Path) -> None:

@@ -4,55 +4,50 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
+from semgrad_guard import LanguageModel
 from semgrad_guard.cli import app, loading
-from semgrad_guard.loading import ModelSource
 
-from . import bad_files, bad_models, bad_options
+from . import bad_calls, bad_files, bad_models
 from .bad_calls import Bad
-from .helpers import flat
+from .helpers import flat, jsonl
 
-OPTIONAL = ("dtype", "device", "quantization_config", "semantic_token", "template_option", "engine")
-CASES = [case for make in (*bad_options.ALL, *bad_files.ALL, *bad_models.ALL) for case in make()]
+CASES = [case for make in (*bad_calls.ALL, *bad_files.ALL, *bad_models.ALL) for case in make()]
+WORK = ("generate", "generate_batch")
 Places = dict[str, Path]
 
 
 @pytest.fixture(scope="module")
 def places(
-    tmp_path_factory: pytest.TempPathFactory, model_folder: Path, module_calibration: Path, finished_run: Path
+    tmp_path_factory: pytest.TempPathFactory,
+    model_folder: Path,
+    other_folder: Path,
+    usual_band: Path,
+    finished_run: Path,
 ) -> Places:
     """The folders that the cases name, made once."""
     inputs, models = tmp_path_factory.mktemp("in"), tmp_path_factory.mktemp("models")
+    for path, name in (("calibration.json", "c.json"), ("right.jsonl", "right.jsonl"), ("band.json", "band.json")):
+        shutil.copy(usual_band / path, inputs / name)
     bad_files.make_inputs(inputs)
-    bad_files.edit_calibration(inputs, module_calibration)
+    bad_files.edit_calibration(inputs)
     bad_models.break_models(models, model_folder, fill_with_nan)
-    return {"in": inputs, "models": models, "model": model_folder, "run": finished_run}
+    return {"in": inputs, "models": models, "model": model_folder, "other": other_folder, "run": finished_run}
 
 
 @pytest.fixture(scope="module")
 def untouched(places: Places) -> dict[str, Any]:
     """What the inputs are like before any case."""
     return states(places.values())
-
-
-@pytest.fixture(scope="module")
-def module_calibration(tmp_path_factory: pytest.TempPathFactory, run: Any, model_folder: Path, texts: Any) -> Path:
-    folder = tmp_path_factory.mktemp("calibration")
-    data = folder / "answers.jsonl"
-    rows = ({"question": f"What is item {i}?", "answers": [text]} for i, text in enumerate(texts))
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    path = folder / "c.json"
-    job = ("calibrate", "--model", model_folder, "--data", data, "--output", path)
-    assert run(*job, "--max-tokens", 4, "--on-cut", "score").exit_code == 0
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -70,24 +65,6 @@ def fill_with_nan(folder: Path) -> None:
     save_file({name: t * float("nan") for name, t in load_file(path).items()}, path, metadata={"format": "pt"})
 
 
-@pytest.fixture(autouse=True)
-def _one_model(monkeypatch: pytest.MonkeyPatch, model_folder: Path, one_load: Callable[..., Any]) -> None:
-    """The good model is loaded once for all cases that name it and nothing else."""
-    real = loading.load
-
-    def load(source: ModelSource) -> Any:
-        plain = source.model == str(model_folder) and not any(vars(source)[name] for name in OPTIONAL)
-        return one_load(source.model) if plain else real(source)
-
-    monkeypatch.setattr(loading, "load", load)
-
-
-@pytest.fixture(scope="module")
-def one_load() -> Callable[..., Any]:
-    real = loading.load
-    return cache(lambda name: real(ModelSource(model=name)))
-
-
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_bad_input(
     case: Bad, places: Places, untouched: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -96,12 +73,17 @@ def test_bad_input(
     out.mkdir()
     here.mkdir()
     monkeypatch.chdir(here)
+    forbidden = [(LanguageModel, name) for name in WORK if not case.works] + [(loading, "load")] * (not case.loads)
+    for owner, name in forbidden:
+        monkeypatch.setattr(owner, name, lambda *_args, name=name, **_named: pytest.fail(f"it did {name} first"))
     result = CliRunner().invoke(app, case.at({**places, "out": out}), input=case.stdin)
     stderr = flat(result.stderr)
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.exit_code in case.codes, (result.exit_code, stderr, result.stdout)
     assert stderr
+    assert case.works or not result.stdout
     assert "Traceback" not in stderr
+    assert "Value error" not in stderr  # our own words
     assert len(stderr) < 1200, stderr
     for part in case.says.split("@@"):
         assert part.strip() in stderr, stderr
@@ -136,3 +118,35 @@ def _walk(folder: str) -> Iterator[tuple[str, os.stat_result]]:
             yield from _walk(entry.path)
         else:
             yield entry.path, entry.stat(follow_symlinks=False)
+
+
+@pytest.mark.parametrize("place", ["question", "response", "context", "system"])
+def test_texts_that_are_far_too_long_are_not_even_read(
+    run: Any, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    taken: list[int] = []
+    encode = PreTrainedTokenizerFast.__call__
+
+    def watch(self: Any, text: Any, *more: Any, **options: Any) -> Any:
+        taken.append(len(text))
+        return encode(self, text, *more, **options)
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "__call__", watch)
+    huge = "what " * 100_000
+    row = {"question": "q", "response": "r", "answers": ["a"], "paraphrases": ["p"]}
+    good = {**row, "question": "Which?", **({"context": "c"} if place == "context" else {})}
+    bad = row if place == "system" else {**row, place: huge}
+    data = jsonl(tmp_path / "d.jsonl", [bad, good])
+    system = ("--system", huge) if place == "system" else ()
+    for command, code in (("score", 5), ("calibrate", 4), ("evaluate", 0), ("probe", 1)):
+        more = ("--max-tokens", 2) if command in ("calibrate", "evaluate") else ()
+        more += ("--on-cut", "score") if command == "calibrate" else ()
+        quick = ("--methods", "gnll", "--no-report") if command == "evaluate" else ()
+        given = ("--data", data, "--output", tmp_path / command, *system, *more, *quick)
+        result = run(command, "--model", model_folder, *given)
+        if place == "response" and command != "score":
+            continue
+        everything = {"score": 1, "calibrate": 6, "evaluate": 6, "probe": 1}
+        assert result.exit_code == (everything[command] if place == "system" else code), (command, result.stderr)
+        assert "characters, far more than fit into this model's context window of 256 tokens" in flat(result.stderr)
+    assert max(taken, default=0) < 1000

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 from semgrad_guard import Calibration, GenerationOptions, LanguageModel, Message
 from semgrad_guard.calibration.promise import report
@@ -18,15 +16,7 @@ from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.cli.command import ExitCode
 from semgrad_guard.grading.candidates import FREE
 
-from .helpers import ASKED, TOKENS, flat, jsonl, merged
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def calibrate(run: Run, model_folder: Path, tmp_path: Path) -> Run:
-    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-tokens", TOKENS, "--on-cut", "score")
-    return lambda data, *arguments: run("calibrate", *merged((*fixed, "--data", data), arguments))
+from .helpers import ASKED, TOKENS, Run, flat, jsonl, rows_of
 
 
 def test_the_promise_is_told_and_saved(calibrate: Run, right: Path, tmp_path: Path) -> None:
@@ -48,14 +38,17 @@ def test_the_promise_is_told_and_saved(calibrate: Run, right: Path, tmp_path: Pa
     assert len((tmp_path / "c.answers.jsonl").read_text().splitlines()) == 61
 
 
-def test_json_is_one_document_and_nothing_else(calibrate: Run, right: Path, tmp_path: Path) -> None:
-    result = calibrate(right, "--json", "--alpha", 0.2)
+def test_json_is_one_document_and_tells_right_and_wrong_apart(calibrate: Run, tmp_path: Path, texts: list[str]) -> None:
+    rows = rows_of(texts, wrong=3)
+    result = calibrate(jsonl(tmp_path / "mixed.jsonl", rows), "--json", "--alpha", 0.2)
     document = json.loads(result.stdout)
     made = Calibration.load(tmp_path / "c.json")
     assert (document["calibration"]["id"], document["calibration"]["threshold"]) == (made.id, made.threshold)
     assert document["calibration"]["alpha"] == made.alpha == 0.2
     assert document["answers"] == str(tmp_path / "c.answers.jsonl")
-    assert document["auroc"] is None
+    assert document["calibration"]["n_wrong"] == 20
+    assert 0 < document["auroc"] < 1
+    assert 0 < document["aurc"] < 1
     assert all(0 < row["confidence"] < 1 for row in document["confidence"])
     assert "Answering: 0 of 60" in result.stderr
 
@@ -71,16 +64,6 @@ def test_no_threshold_is_said_plainly_and_saved(calibrate: Run, wrong: Path, tmp
     assert (made.threshold, made.n_wrong) == (None, 60)
     assert made.reason is not None
     assert made.reason in shown
-
-
-def test_right_and_wrong_are_told_apart(calibrate: Run, tmp_path: Path, texts: list[str]) -> None:
-    rows = [
-        {"question": q, "answers": [t if i % 3 else "seven"]} for i, (q, t) in enumerate(zip(ASKED, texts, strict=True))
-    ]
-    document = json.loads(calibrate(jsonl(tmp_path / "mixed.jsonl", rows), "--json").stdout)
-    assert document["calibration"]["n_wrong"] == 20
-    assert 0 < document["auroc"] < 1
-    assert 0 < document["aurc"] < 1
 
 
 def test_another_grader_regrades_the_same_answers(
@@ -103,13 +86,17 @@ def test_other_settings_do_not_share_a_record(calibrate: Run, right: Path, tmp_p
     assert f"The answers in {tmp_path / 'c.answers.jsonl'} were made with other settings" in result.stderr
 
 
-def test_broken_lines_are_named_and_the_rest_calibrated(calibrate: Run, right: Path, tmp_path: Path) -> None:
+def test_broken_lines_are_named_and_a_prompt_over_the_window_counts_as_unscored(
+    calibrate: Run, right: Path, tmp_path: Path
+) -> None:
     lines = right.read_text().splitlines()
-    data = jsonl(tmp_path / "broken.jsonl", [*lines[:10], lines[10][:25], *lines[11:], lines[0]])
+    long = {"question": "long " * 100, "answers": ["x"]}
+    data = jsonl(tmp_path / "broken.jsonl", [*lines[:10], lines[10][:25], *lines[11:], lines[0], long])
     result = calibrate(data, "--json", "--copies", "once")
     assert result.exit_code == 5
     document = json.loads(result.stdout)
-    assert document["calibration"]["n"] == 59
+    counts = [document["calibration"][name] for name in ("n", "n_unscored", "n_wrong")]
+    assert counts == [60, 1, 1]
     assert "line 11 is not valid JSON" in document["broken_lines"][0]
     assert document["broken_lines"][0] in result.stderr
     assert "line 61 repeats line 1" in document["duplicates"][0]
@@ -131,14 +118,6 @@ def test_too_few_questions_are_told_before_any_work(calibrate: Run, right: Path,
     result = calibrate(few)
     assert result.exit_code == 4
     assert "10 questions cannot keep this promise, whatever the answers: it takes at least 23." in result.stderr
-
-
-def test_a_prompt_over_the_window_counts_as_unscored(calibrate: Run, right: Path, tmp_path: Path) -> None:
-    data = tmp_path / "long.jsonl"
-    data.write_text(right.read_text() + json.dumps({"question": "long " * 100, "answers": ["x"]}) + "\n")
-    document = json.loads(calibrate(data, "--json").stdout)
-    assert (document["calibration"]["n"], document["calibration"]["n_unscored"]) == (61, 1)
-    assert document["calibration"]["n_wrong"] == 1
 
 
 def made_by(calibrate: Run, data: Path, folder: Path, *arguments: object) -> Calibration:
@@ -193,35 +172,6 @@ def test_the_effect_is_said_and_an_alpha_without_one_is_warned_of(calibrate: Run
     assert json.loads(calibrate(right, "--alpha", 0.5, "--json").stdout)["no_verdict"] == 0
     by_sentence = flat(calibrate(right, "--alpha", 0.5, "--grader", "contains").stdout)
     assert "one sentence asserts a reference; what else the answer says is not checked" in by_sentence
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--prompt", "Answer:"), "neither plain, paper, nor a template with {question} in it"),
-        (("--prompt", "{{question}}"), "has no {question} in it"),
-        (("--prompt", "{question} {foo}"), "has {foo} in it, which is not a place: there are {question} and {context}"),
-        (("--prompt", "{question} {Context}"), "has {Context} in it"),
-        (("--prompt", "{question} { context }"), "has { context } in it"),
-        (("--prompt", "{question} {context"), "has { in it"),
-        (("--prompt", "{question}}"), "has } in it"),
-        (("--prompt", "{question} {}"), "has {} in it"),
-        (("--prompt", '{"q": "{question}"}'), "double a brace that is meant as such: {{ or }}"),
-        (("--prompt", "{question!r}"), "has {question!r} in it"),
-        (("--column", "context=answers"), '"answers" is not a passage to answer from'),
-        (("--column", "context=correct_answer"), "is not a passage"),
-        (("--column", "context=question"), "is not a passage"),
-        (("--prompt", "{context} {question}"), "the questions have none"),
-        (("--column", "context=passage"), 'has no text in "passage"'),
-        (("--prompt", "@missing.txt"), "missing.txt"),
-    ],
-)
-def test_a_prompt_that_cannot_be_filled_is_refused_in_words(
-    calibrate: Run, right: Path, arguments: tuple[str, str], words: str
-) -> None:
-    result = calibrate(right, *arguments)
-    assert result.exit_code != 0
-    assert words in flat(result.stderr)
 
 
 def test_learned_estimators_keep_the_shape_of_the_part_that_they_calibrate_on(
@@ -290,9 +240,7 @@ def test_wordings_of_one_fact_are_named(calibrate: Run, right: Path, tmp_path: P
 
 
 def test_the_report_is_in_the_record_and_on_the_terminal(calibrate: Run, tmp_path: Path, texts: list[str]) -> None:
-    rows = [
-        {"question": q, "answers": [t if i % 9 else "seven"]} for i, (q, t) in enumerate(zip(ASKED, texts, strict=True))
-    ]
+    rows = rows_of(texts, wrong=9)
     short = flat(calibrate(jsonl(tmp_path / "mixed.jsonl", rows), "--alpha", 0.3).stdout)
     assert not {"chance", "scores"} & set(short.split())  # nothing is wrong, so nothing has to help
     shown = flat(calibrate(tmp_path / "mixed.jsonl", "--alpha", 0.3, "--verbose").stdout)
@@ -332,7 +280,7 @@ COMMAND = re.compile(r"^(?:\$ )?semgrad-guard (calibrate (?:.*\\\n)*.*)$", re.MU
 
 
 def test_the_steps_of_your_model_follow_from_each_other(
-    run: Callable[..., Result], model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     page = PAGE.read_text(encoding="utf-8")

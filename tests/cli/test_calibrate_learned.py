@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,8 @@ from click.testing import Result
 
 from semgrad_guard import Calibration, GenerationOptions, LanguageModel
 
-from .helpers import TOKENS, flat, jsonl, merged
+from .helpers import TOKENS, Run, flat, jsonl, merged
 
-Run = Callable[..., Result]
 FREE = {"gnll", "max_probability", "mean_entropy", "states"}
 MANY = [f"Which is number {i}?" for i in range(204)]
 
@@ -98,6 +96,6 @@ def test_features_are_kept_with_the_answers_and_resumed(learned: tuple[Result, P
     lines = record.read_text().splitlines(keepends=True)
     assert json.loads(lines[1])["scores"]["states"]["features"]["gnll"] >= 0
     whole = Calibration.load(path)
-    record.write_text("".join(lines[:50]))
+    record.write_text("".join(lines[:-20]))
     assert calibrate(path, "--estimator", "states").exit_code == 0
     assert Calibration.load(path).threshold == whole.threshold

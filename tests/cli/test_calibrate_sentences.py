@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from semgrad_guard import Calibration, Guard, LanguageModel, Policy
 from semgrad_guard.paper.results import read_graded
 from tests.fixed_model import PIECES, TEXT, FixedModel
 
-from .helpers import ASKED, flat, jsonl, merged
+from .helpers import ASKED, Run, fill, flat, jsonl, merged, table
 
-Run = Callable[..., Result]
 N = 24
 
 
@@ -33,16 +29,6 @@ def calibrate(run: Run, fixed: FixedModel, tmp_path: Path, monkeypatch: pytest.M
     given = ("--data", jsonl(tmp_path / "q.jsonl", rows), "--output", tmp_path / "c.json", "--by", "sentence")
     usual = ("--alpha", 0.5, "--delta", 0.4)
     return lambda *arguments: run("calibrate", *merged((*given, *usual), arguments))
-
-
-def filled(sheet: Path, right: Mapping[str, str]) -> None:
-    """The sheet with a grade for each sentence, by its text."""
-    with sheet.open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file))
-    with sheet.open("w", encoding="utf-8-sig", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows([{**row, "correct": right.get(row["answer"], "")} for row in reversed(rows)])
 
 
 def test_sentences_are_graded_by_themselves(calibrate: Run, fixed: FixedModel, tmp_path: Path) -> None:
@@ -63,12 +49,12 @@ def test_a_sheet_has_a_row_for_each_sentence(calibrate: Run, tmp_path: Path) -> 
     sheet = tmp_path / "sheet.csv"
     begun = calibrate("--labels", sheet)
     assert (begun.exit_code, "no label yet" in begun.stderr) == (1, True)
-    filled(sheet, {PIECES[0].strip(): "yes", PIECES[1].strip(): "yes", PIECES[2].strip(): "no"})
+    fill(sheet, {PIECES[0].strip(): "yes", PIECES[1].strip(): "yes", PIECES[2].strip(): "no"})
     result = calibrate("--labels", sheet)
     made = Calibration.load(tmp_path / "c.json")
     assert (made.sentences.n, made.sentences.wrong, made.tries) == (3 * N, N, 1), result.stderr
     assert made.binding.grader == "human"
-    filled(sheet, {PIECES[0].strip(): "yes"})
+    fill(sheet, {PIECES[0].strip(): "yes"})
     result = calibrate("--labels", sheet)
     assert "48 sentences of labelled answers have no label; they count as wrong" in flat(result.stderr)
     assert Calibration.load(tmp_path / "c.json").n_wrong == N
@@ -78,8 +64,7 @@ def test_few_grades_by_hand_are_those_of_random_questions(calibrate: Run, tmp_pa
     sheet = tmp_path / "sheet.csv"
     result = calibrate("--labels", sheet, "--by-hand", 6)
     assert "6 of 24 questions are put to the model, a random part" in flat(result.stderr)
-    with sheet.open(encoding="utf-8-sig", newline="") as file:
-        assert len(list(csv.DictReader(file))) == 6 * 3
+    assert len(table(sheet)) == 6 * 3
 
 
 def test_a_changed_sheet_is_refused(calibrate: Run, tmp_path: Path) -> None:
@@ -99,7 +84,9 @@ def test_one_record_is_of_one_unit(calibrate: Run, tmp_path: Path) -> None:
     calibrate()
     record = tmp_path / "c.answers.jsonl"
     answers = record.read_text().splitlines()[1:]
-    assert json.loads(answers[0])["sentences"][1]["start"] == len(PIECES[0])
+    row = json.loads(answers[0])
+    assert row["text"] == TEXT
+    assert [row["text"][one["start"] : one["end"]] for one in row["sentences"]] == list(PIECES)
     result = calibrate("--on-doubt", "drop")
     assert record.read_text().splitlines()[1:] == answers  # scored once
     made = Calibration.load(tmp_path / "c.json")
@@ -117,13 +104,6 @@ def test_learned_estimators_learn_from_sentences(calibrate: Run, tmp_path: Path)
     assert set(made.aurocs) >= {"hybridgrad", "max_probability"}
 
 
-def test_the_text_is_the_whole_answer(calibrate: Run, tmp_path: Path) -> None:
-    calibrate()
-    row = json.loads((tmp_path / "c.answers.jsonl").read_text().splitlines()[1])
-    assert row["text"] == TEXT
-    assert [row["text"][one["start"] : one["end"]] for one in row["sentences"]] == list(PIECES)
-
-
 def test_an_evaluation_by_sentence_draws_answers_for_its_intervals(
     run: Run, fixed: FixedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,8 +118,7 @@ def test_an_evaluation_by_sentence_draws_answers_for_its_intervals(
     assert graded.accuracy == pytest.approx(2 / 3)
     assert "66.7% of 24 sentences are right" in flat(result.stdout)
     assert "HybridGrad" in (folder / "report.html").read_text()
-    with (folder / "labels.csv").open(encoding="utf-8-sig", newline="") as file:
-        assert [row["answer"] for row in csv.DictReader(file)][:3] == [piece.strip() for piece in PIECES]
+    assert [row["answer"] for row in table(folder / "labels.csv")][:3] == [piece.strip() for piece in PIECES]
     again = run("evaluate", "--output", folder, "--regrade", "--data", data, "--no-report")
     assert again.exit_code == 0, again.stderr
     refused = run(*usual, "--methods", "semantic_entropy")

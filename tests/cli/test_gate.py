@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from shutil import copy
-from typing import Any
 
 import pytest
 import torch
-from click.testing import Result
 
 from semgrad_guard.cli import loading
 from semgrad_guard.errors import DataFileError, InputError
 from semgrad_guard.paper.band import Band, Decided, Measured
 
-from .helpers import ASKED, TOKENS, flat, jsonl, merged, rows_of
-
-Run = Callable[..., Result]
+from .helpers import TOKENS, Run, flat, merged
 
 
 @pytest.fixture
@@ -28,27 +23,6 @@ def gate(run: Run, model_folder: Path, calibration: Path, right: Path, tmp_path:
         *("--max-tokens", TOKENS),
     )
     return lambda *arguments: run("gate", *merged(fixed, arguments))
-
-
-@pytest.fixture(scope="module")
-def recorded(
-    tmp_path_factory: pytest.TempPathFactory, run: Run, model_folder: Path, usual_calibration: Path, texts: list[str]
-) -> Path:
-    """A band of the usual calibration and questions."""
-    folder = tmp_path_factory.mktemp("recorded")
-    data, band = jsonl(folder / "right.jsonl", rows_of(texts)), folder / "band.json"
-    made = run(
-        *("gate", "--model", model_folder, "--calibration", usual_calibration / "calibration.json", "--data", data),
-        *("--band", band, "--record", "--max-tokens", TOKENS),
-    )
-    assert made.exit_code == 0, made.stderr
-    return band
-
-
-@pytest.fixture
-def band(recorded: Path, tmp_path: Path) -> Path:
-    """That band, where `gate` looks for it."""
-    return copy(recorded, tmp_path / "band.json")
 
 
 def test_a_recorded_band_passes_and_a_change_of_the_answers_grades_fails(gate: Run, tmp_path: Path) -> None:
@@ -108,8 +82,9 @@ def _of(answers: list[Decided]) -> Measured:
     return Measured("0123456789abcdef", "contains@3", "0" * 16, answers)
 
 
-def test_unpromised_answers_are_no_coverage(gate: Run, band: Path) -> None:
+def test_unpromised_answers_are_no_coverage(gate: Run, usual_band: Path, tmp_path: Path) -> None:
     """Another system message changes the form of the prompts, and so nothing is promised about the answers."""
+    band = Path(copy(usual_band / "band.json", tmp_path))
     failed = gate("--system", "You are a pirate.")
     assert failed.exit_code == 7
     assert "nothing is promised about 60 of 60 answers: " in flat(failed.stderr)
@@ -117,29 +92,6 @@ def test_unpromised_answers_are_no_coverage(gate: Run, band: Path) -> None:
     refused = gate("--system", "You are a pirate.", "--record")
     assert "Nothing is let through on these questions under the promise" in flat(refused.stderr)
     assert (refused.exit_code, Band.load(band).delivered > 0) == (1, True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--band", "{tmp}/none.json"), "Cannot read the band"),
-        (("--band", "{tmp}/calibration.json"), "is not a band"),
-        (("--data", "{tmp}/other.jsonl"), "The band was recorded with other questions"),
-        (("--grader", "exact-match"), "The band was recorded with other grader"),
-        (("--max-tokens", 2), "made with max_tokens 4, and these would be with 2"),
-        (("--model", "{other}"), "The calibration was made for something else"),
-        (("--engine", "http://localhost:9/v1"), "made for scores of a local model"),
-        (("--record", "--band", "{tmp}/right.jsonl"), "would overwrite an input"),
-    ],
-)
-def test_what_does_not_fit_is_refused(
-    gate: Run, band: Path, other_folder: Path, tmp_path: Path, arguments: tuple[Any, ...], message: str
-) -> None:
-    jsonl(tmp_path / "other.jsonl", [{"question": ASKED[0], "answers": ["x"]}])
-    places = {"tmp": tmp_path, "other": other_folder}
-    refused = gate(*(one.format(**places) if isinstance(one, str) else one for one in arguments))
-    assert (refused.exit_code, message in flat(refused.stderr)) == (1, True), refused.stderr
-    assert "Answering" not in refused.stderr  # before any work
 
 
 def test_a_band_edited_by_hand_is_checked(tmp_path: Path) -> None:

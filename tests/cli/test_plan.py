@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from semgrad_guard.calibration import plan
 
-from .helpers import flat, jsonl
+from .helpers import Run, flat, jsonl
 
 
-def test_a_plan_is_told_and_printed_as_json(run: Callable[..., Result]) -> None:
+def test_a_plan_is_told_and_printed_as_json(run: Run) -> None:
     shown = run("plan", "--error", 0.2, "--auroc", 0.8)
     expected = [plan(n, error=0.2, auroc=0.8, alpha=0.1, delta=0.09) for n in (50, 100, 300, 1000)]
     assert shown.stdout.splitlines() == [
@@ -26,13 +24,13 @@ def test_a_plan_is_told_and_printed_as_json(run: Callable[..., Result]) -> None:
     assert (one[0]["found"], one[0]["withheld"], one[0]["delta"]) == (expected[1].found, pytest.approx(1 / 9), 0.1)
 
 
-def test_a_plan_is_about_the_first_calibration_of_the_command(run: Callable[..., Result]) -> None:
+def test_a_plan_is_about_the_first_calibration_of_the_command(run: Run) -> None:
     """It keeps a tenth of delta, so that it takes 23 right answers, not 22."""
     shown = json.loads(run("plan", "--error", 0, "--auroc", 0.5, "--labels", 22, "--labels", 23, "--json").stdout)
     assert [row["found"] for row in shown] == [0, 1]
 
 
-def test_a_plan_by_sentence_is_about_answers_whose_sentences_have_labels(run: Callable[..., Result]) -> None:
+def test_a_plan_by_sentence_is_about_answers_whose_sentences_have_labels(run: Run) -> None:
     usual = ("plan", "--error", 0.3, "--auroc", 0.88, "--alpha", 0.2, "--labels", 100, "--by", "sentence")
     drop = json.loads(run(*usual, "--on-doubt", "drop", "--json").stdout)[0]
     stop = json.loads(run(*usual, "--on-doubt", "stop", "--json").stdout)[0]
@@ -42,7 +40,7 @@ def test_a_plan_by_sentence_is_about_answers_whose_sentences_have_labels(run: Ca
     assert "100 answers with labels find a threshold" in run(*usual).stdout
 
 
-def test_without_an_auroc_a_table_over_several_is_shown(run: Callable[..., Result], tmp_path: Path) -> None:
+def test_without_an_auroc_a_table_over_several_is_shown(run: Run, tmp_path: Path) -> None:
     usual = ("plan", "--error", 0.3, "--alpha", 0.2, "--labels", 100)
     found = json.loads(run(*usual, "--json").stdout)
     assert [row["auroc"] for row in found] == [0.6, 0.7, 0.8, 0.9]

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.paper import probing
+from tests.ports import send, serving
 
-from .helpers import ASKED, flat, jsonl
-
-Run = Callable[..., Result]
+from .helpers import ASKED, Run, flat, jsonl
 
 
 @pytest.fixture
@@ -67,37 +63,20 @@ def test_without_paraphrases_nothing_is_done(run_probe: Run, tmp_path: Path) -> 
     assert [p.name for p in tmp_path.iterdir()] == ["q.jsonl"]
 
 
-class Writer(BaseHTTPRequestHandler):
-    """A chat model behind OpenAI's protocol, which rewords questions about items."""
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        number = re.findall(r"item (\d+)", body["messages"][0]["content"])[-1]
-        text = f"1. Say what item {number} is?\n2. Which thing is item {number}?"
-        message = {"role": "assistant", "content": text}
-        answer = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing is shown."""
+def reworded(request: BaseHTTPRequestHandler) -> None:
+    """The answer of a chat model behind OpenAI's protocol, which rewords questions about items."""
+    body = json.loads(request.rfile.read(int(request.headers["content-length"])))
+    number = re.findall(r"item (\d+)", body["messages"][0]["content"])[-1]
+    text = f"1. Say what item {number} is?\n2. Which thing is item {number}?"
+    answer = {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]}
+    send(request, json.dumps(answer).encode(), "application/json")
 
 
 def test_a_model_of_a_server_writes_the_paraphrases(run_probe: Run, tmp_path: Path) -> None:
     pytest.importorskip("httpx", reason="the extra `serve` is not installed")
     data = jsonl(tmp_path / "q.jsonl", ({"question": q} for q in ASKED[:4]))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Writer)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        url = f"http://127.0.0.1:{server.server_port}/v1#large"
-        result = run_probe("--data", data, "--no-answers", "--json", "--paraphrases", url)
-    finally:
-        server.shutdown()
-        thread.join()
+    with serving(reworded) as address:
+        result = run_probe("--data", data, "--no-answers", "--json", "--paraphrases", f"{address}/v1#large")
     assert result.exit_code == 0, result.stderr
     assert (json.loads(result.stdout)["questions"], json.loads(result.stdout)["without_paraphrases"]) == (4, 0)
     assert "Which thing is item 3?" in (tmp_path / "p.paraphrases.jsonl").read_text()

@@ -1,36 +1,35 @@
-"""The program itself: help worth reading, a version, the demo's door; and what options take: each once, "-" where it
-means something, numbers that make sense, devices that hold a model.
-"""
+"""The program itself: help worth reading, a version, the demo's door; what options take; and how much is printed."""
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import platform
 import re
 import subprocess
 import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-import torch
-from click.testing import Result
+from rich.console import Console
 from typer.main import get_command
+from typer.testing import CliRunner
 
 import semgrad_guard
-from semgrad_guard.cli import app, loading, short_commands
+from semgrad_guard.cli import app, loading, short_commands, terminal
 from semgrad_guard.cli.command import ESTIMATOR_NAMES, GRADER_NAMES, METHOD_NAMES
 from semgrad_guard.estimators import ESTIMATORS, FusedStates
 from semgrad_guard.estimators.suite import paper_suite
 from semgrad_guard.grading import GRADERS
 
-from .helpers import ASKED, flat, jsonl
+from .helpers import ASKED, Run, flat, jsonl
 
-Run = Callable[..., Result]
 PROGRAM: Any = get_command(app)
 
 
@@ -39,28 +38,36 @@ def test_the_version(run: Run) -> None:
     assert (result.exit_code, result.stdout) == (0, f"semgrad-guard {semgrad_guard.__version__}\n")
 
 
-def test_the_programs_help_lists_commands_and_exit_codes(run: Run) -> None:
-    shown = flat(run("--help").stdout)
-    for word in ("ask ", "score ", "calibrate ", "demo ", "Exit codes 0 done", "3 ask: abstained", "130 interrupted"):
-        assert word in shown
+def choices(kind: Any) -> list[str]:
+    return [word for part in (kind, *get_args(kind)) if get_origin(part) is Literal for word in get_args(part)]
 
 
+@pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("command", PROGRAM.commands)
-def test_every_command_has_examples_and_exit_codes(run: Run, command: str) -> None:
-    shown = flat(run(command, "--help").stdout)
-    assert f"Examples semgrad-guard {command}" in shown
-    assert "Exit codes 0 " in shown
+def test_a_page_of_help(run: Run, monkeypatch: pytest.MonkeyPatch, command: str, width: int) -> None:
+    """It fits, has its parts, and names the words of each choice and its default."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    page = run(command, "--help").stdout
+    assert max(map(len, page.splitlines())) <= width
+    for part in (f"Examples semgrad-guard {command}", "Exit codes 0 ", *("--quiet", "--verbose", "--help")):
+        assert part in flat(page.partition("─ What is shown ─")[2])
+    assert "─ Options ─" not in page, "each option has its group"
+    for option in (option for name, option in OPTIONS if name == command):
+        if words := choices(option.type_descriptor.annotation):
+            default = "Default: " if option.default is None else f"[default: {option.default}]"
+            assert default in (option.help if option.default is None else flat(page)), option.name
+            assert all(word in flat(page) for word in words), option.name
 
 
-def test_help_says_what_holds_for_each_command(run: Run) -> None:
-    assert "calibrate, evaluate, gate and probe resume where they stopped" in flat(run("--help").stdout)
+def test_the_programs_help_says_what_holds_for_each_command(run: Run) -> None:
+    page = run("--help").stdout
+    assert max(map(len, page.splitlines())) <= 80
+    resumed = "calibrate, evaluate, gate and probe resume where they stopped"
+    for part in ("ask ", "score ", "demo ", "Exit codes 0 done", "3 ask: abstained", "130 interrupted", resumed):
+        assert part in flat(page)
+    assert sum(bool(choices(option.type_descriptor.annotation)) for _, option in OPTIONS) > 10
     assert "CSV or Parquet" in flat(run("evaluate", "--help").stdout)  # as calibrate and score
     assert "exit code 6" not in flat(run("serve", "--help").stdout)  # a server has none for each answer
-
-
-def test_help_fits_eighty_columns(run: Run) -> None:
-    for command in ((), *((name,) for name in PROGRAM.commands)):
-        assert max(map(len, run(*command, "--help").stdout.splitlines())) <= 80
 
 
 def test_choices_are_those_that_exist() -> None:
@@ -143,55 +150,6 @@ def test_an_option_is_given_once(run: Run, tmp_path: Path, command: str, option:
     assert "is given 2 times; give it once" in flat(result.stderr)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("score", "--by", "word"), "'word' is not one of 'answer', 'sentence'"),
-        (("ask", "q", "--dtype", "int8"), "'int8' is not one of"),
-        (("ask", "q", "--estimator", "hybrid"), "Did you mean hybridgrad?"),
-        (("calibrate", "--grader", "x"), "there is no grader 'x'"),
-        (("calibrate", "--grader", "contains=x"), "contains"),
-        (("calibrate", "--engine", "vllm={"), "vllm with arguments"),
-        (("calibrate", "--engine", "vllm=[]"), "vllm with arguments"),
-        (("calibrate", "--column", "passage=x"), "question=NAME"),
-        (("calibrate", "--column", "answers"), "question=NAME"),
-        (("evaluate", "--prompt", "x"), "neither plain, paper"),
-        (("evaluate", "--methods", "x"), "'x' is not one of"),
-        (("calibrate", "--alpha", "x"), "'x' is not a number"),
-        (("calibrate", "--alpha", "1e-300"), "out of range: it is at least 0.0001 and at most 0.9999"),
-        (("calibrate", "--alpha", "0.99999999"), "out of range"),
-        (("calibrate", "--delta", "nan"), "out of range"),
-        (("ask", "q", "--max-tokens", "1.5"), "is not a whole number"),
-        *(
-            (("ask", "q", "--template-option", value), "JSON")
-            for value in ("enable_thinking", "=false", "a b=1", "on=False", "on=", 'on={"a"', "on=" + "[" * 100_000)
-        ),
-        *(
-            ((*command, "-"), "it takes no stdin or stdout; name a file")
-            for command in (
-                ("calibrate", "--data", "q", "--output"),
-                ("probe", "--data", "q", "--output"),
-                ("evaluate", "--data", "q", "--output"),
-                ("ask", "q", "--calibration"),
-                ("score", "--data", "q", "--output"),
-                ("demo", "--output"),
-            )
-        ),
-    ],
-    ids=str,
-)
-def test_a_wrong_value_is_named_in_our_own_words(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = run(*arguments)
-    assert result.exit_code == 2
-    assert f"Invalid value for '{arguments[-2]}'" in flat(result.stderr)
-    assert words in flat(result.stderr)
-    assert "Value error" not in flat(result.stderr)
-    assert not list(tmp_path.iterdir())
-
-
 def test_methods_are_those_that_an_evaluation_has() -> None:
     assert {estimator.name for estimator in (*paper_suite(), FusedStates())} == set(METHOD_NAMES)
 
@@ -204,42 +162,13 @@ ROOT = Path(__file__).parents[2]
 def test_every_option_is_in_a_page_and_in_a_test() -> None:
     """An option that no page names has no user, and one that no test gives may do anything."""
     pages = "\n".join(path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-    tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    files = [*(ROOT / "tests").rglob("*.py"), Path(__file__).with_name("refused.txt")]
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in files)
     spelled = {option.opts[0] for _, option in OPTIONS}
     assert [name for name in sorted(spelled) if not re.search(rf"{name}(?![\w-])", pages)] == []
     assert [name for name in sorted(spelled) if not re.search(rf"[\"' ]{name}[\"'= ]", tests)] == []
     counts = Counter(name for name, _ in OPTIONS)
     assert {name: counts[name] for name in MOST if counts[name] > MOST[name]} == {}
-
-
-def choices(kind: Any) -> list[str]:
-    return [word for part in (kind, *get_args(kind)) if get_origin(part) is Literal for word in get_args(part)]
-
-
-def test_help_shows_the_words_of_a_choice_and_its_default(run: Run) -> None:
-    chosen = [
-        (name, option, words) for name, option in OPTIONS if (words := choices(option.type_descriptor.annotation))
-    ]
-    assert len(chosen) > 10
-    for command, option, words in chosen:
-        shown = flat(run(command, "--help").stdout)
-        assert all(word in shown for word in words), (command, option.name)
-        default = "Default: " if option.default is None else f"[default: {option.default}]"
-        assert default in (option.help if option.default is None else shown), (command, option.name)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("calibrate", "--data", "-", "--prompt", "@-", "--output", "c.json"),
-        ("evaluate", "--data", "-", "--labels", "-", "--output", "e"),
-        ("ask", "-", "--context", "@-"),
-    ],
-)
-def test_stdin_is_read_once(run: Run, arguments: tuple[str, ...]) -> None:
-    result = run(*arguments, stdin="{}")
-    assert result.exit_code == 2
-    assert "stdin can be read once" in flat(result.stderr)
 
 
 @pytest.mark.parametrize("by", [(), ("--by", "sentence")])
@@ -253,21 +182,105 @@ def test_a_file_is_written_beside_stdout(
     assert (tmp_path / "-").read_text() == shown
 
 
-NOWHERE = [
-    *("meta", "mps", "xla", "hpu", "privateuseone", "mkldnn", "lazy", "vulkan", "cuda:99", "cuda:-1", "auto", "CPU"),
-    "banana",
-]
+# How much a command prints, and what a shell completes.
 
 
-@pytest.mark.filterwarnings("ignore:.*no longer used as device type")
-@pytest.mark.parametrize("device", NOWHERE)
-def test_a_device_that_holds_no_model_is_refused_in_a_line(run: Run, model_folder: Path, device: str) -> None:
-    with suppress(Exception):  # whatever error torch raises
-        torch.ones(1, device=device).item()
-        pytest.skip(f"there is a device {device} here")
-    result = run("ask", "What?", "--model", model_folder, "--device", device)
-    assert result.exit_code == 1
-    (line,) = result.stderr.splitlines()
-    assert line.startswith(f"Error: There is no device {device!r} here that holds a model: ")
-    assert line.endswith("Try --device cpu.")
-    assert len(line) < 320
+@pytest.fixture
+def jobs(model_folder: Path, tmp_path: Path) -> dict[str, list[str]]:
+    """A call of every command that does some work, with a broken line and a copy in its data."""
+    rows = [{"question": q, "response": "x", "answers": ["x"], "paraphrases": [f"{q} Say it."]} for q in ASKED[:3]]
+    data = ["--model", str(model_folder), "--data", str(jsonl(tmp_path / "d.jsonl", [*rows, rows[0], "{"]))]
+    short = ["--max-tokens", "3"]
+    evaluate = ["--methods", "gnll", "--no-report"]
+    return {
+        "ask": ["ask", "What?", "--model", str(model_folder), *short],
+        "score": ["score", *data, "--output", str(tmp_path / "s.jsonl")],
+        "calibrate": ["calibrate", *data, "--output", str(tmp_path / "c.json"), *short, "--copies", "once"],
+        "evaluate": ["evaluate", *data, "--output", str(tmp_path / "e"), *short, *evaluate],
+        "probe": ["probe", *data, "--output", str(tmp_path / "p.json"), "--no-answers"],
+    }
+
+
+@pytest.mark.parametrize("command", ["ask", "score", "calibrate", "evaluate", "probe"])
+def test_quiet_leaves_warnings_and_results(run: Run, jobs: dict[str, list[str]], command: str) -> None:
+    quiet, plain = run(*jobs[command], "--quiet"), run(*jobs[command])
+    assert quiet.exit_code == plain.exit_code
+    assert quiet.stdout
+    assert all(line.startswith("Warning: ") for line in quiet.stderr.splitlines())
+    assert (command == "ask") is (quiet.stderr == "")
+    if command != "ask":
+        assert "line 5 is not valid JSON" in quiet.stderr
+        assert "Note: " in plain.stderr
+        assert " of 3" in plain.stderr
+
+
+def test_verbose_tells_of_the_model_and_where_an_error_began(run: Run, jobs: dict[str, list[str]]) -> None:
+    loud = run(*jobs["ask"], "--verbose")
+    assert loud.exit_code == 0
+    assert "tiny is loaded in " in loud.stderr
+    assert "4 layers, float64, fingerprint " in loud.stderr
+    wrong = CliRunner().invoke(app, ["ask", "What?", "--model", "./nowhere", "-v"])
+    assert wrong.exit_code == 1
+    assert "Traceback" in wrong.stderr
+    assert "Error: there is no folder './nowhere'" in wrong.stderr
+    assert "Traceback" not in run("ask", "What?", "--model", "./nowhere").stderr  # one call's loudness is its own
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("semgrad-guard ", ("ask", "calibrate", "evaluate", "probe", "score", "demo")),
+        ("semgrad-guard ask --max", ("--max-tokens",)),
+        ("semgrad-guard score --estimator gn", ("gnll",)),
+        ("semgrad-guard calibrate --grader ", ("exact-match", "token-f1", "rouge-l")),
+    ],
+)
+def test_a_shell_completes(typed: str, offered: tuple[str, ...]) -> None:
+    words = typed.split(" ")
+    completion = {"_SEMGRAD_GUARD_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
+    code = "from semgrad_guard.cli import app; app(prog_name='semgrad-guard')"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **completion}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert set(offered) <= set(done.stdout.split()), done
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_dtype_that_this_processor_lacks_is_named(run: Run, dtype: str) -> None:
+    """What is true differs between machines: /proc/cpuinfo has it for this one."""
+    if not Path("/proc/cpuinfo").exists() or platform.machine() != "x86_64":
+        pytest.skip("the flags of an x86 processor are read from /proc/cpuinfo")
+    flags = Path("/proc/cpuinfo").read_text().split()
+    units = {"bfloat16": {"avx512_bf16", "amx_bf16"}, "float16": {"avx512_fp16", "amx_fp16"}, "float32": {"fpu"}}
+    result = run("ask", "What is the capital of Norway?", "--dtype", dtype, "--max-tokens", "3")
+    assert ("--dtype float32" in result.stderr) == units[dtype].isdisjoint(flags)
+    assert f"no instructions for {dtype}" in flat(result.stderr) or units[dtype] & set(flags)
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool) -> io.StringIO:
+    written = io.StringIO()
+    monkeypatch.setattr(terminal, "ERR", Console(file=written, force_terminal=is_terminal, width=80, highlight=False))
+    return written
+
+
+def test_a_terminal_sees_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = watched(monkeypatch, is_terminal=True)
+    with terminal.progress("Answering") as tell:
+        for done in (20, 30, 40):
+            tell(done, 60)
+    assert "40/60" in written.getvalue()
+    assert "Answering" in written.getvalue()
+
+
+def test_a_log_sees_lines_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = watched(monkeypatch, is_terminal=False)
+    clock = iter([0.0, 5.0, 12.0, 13.0, 30.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with terminal.progress("Answering") as tell:
+        for done in (20, 30, 44, 45, 50):
+            tell(done, 60)
+    monkeypatch.undo()
+    assert written.getvalue().splitlines() == [
+        "Answering: 20 of 60",
+        "Answering: 44 of 60, 2/s, 0:00:08 left",
+        "Answering: 50 of 60, 1/s, 0:00:10 left",
+    ]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, calibrate
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
@@ -20,9 +19,7 @@ from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.questions.run import run_binding
 
-from .helpers import ASKED, flat, jsonl
-
-Run = Callable[..., Result]
+from .helpers import ASKED, Run, flat, jsonl
 
 
 @pytest.fixture
@@ -56,11 +53,15 @@ def test_one_text(score: Run, tmp_path: Path, language_model: LanguageModel) -> 
     assert f"{expected:.4g}" in shown
 
 
-def test_a_file_in_its_order(score: Run, tmp_path: Path, language_model: LanguageModel) -> None:
-    found = records(score("--data", responses(tmp_path), "--json", "--estimator", "gnll").stdout)
+def test_a_file_in_its_order(score: Run, tmp_path: Path) -> None:
+    output = tmp_path / "scores.jsonl"
+    result = score("--data", responses(tmp_path), "--output", output, "--json", "--estimator", "gnll")
+    found = records(result.stdout)
     assert [record["question"] for record in found] == ASKED[:3]
     assert all(record["estimator"] == "gnll" and record["status"] == "scored" for record in found)
     assert all(record["action"] == "answer" and record["details"]["drift"] is None for record in found)
+    assert output.read_text() == result.stdout
+    assert f"3 scores are in {output}" in result.stderr
 
 
 def test_context_and_system_are_part_of_the_prompt(score: Run, tmp_path: Path) -> None:
@@ -73,28 +74,15 @@ def test_context_and_system_are_part_of_the_prompt(score: Run, tmp_path: Path) -
 
 
 def test_texts_are_scored_with_the_prompt_of_a_calibration(
-    run: Run, score: Run, tmp_path: Path, model_folder: Path
+    score: Run, on_passages: tuple[Path, list[object]], tmp_path: Path
 ) -> None:
-    rows = [{"question": q, "answers": ["it is so"], "contexts": [f"Item {i} is small."]} for i, q in enumerate(ASKED)]
-    data = jsonl(tmp_path / "d.jsonl", rows)
-    (tmp_path / "system.txt").write_text("Be brief.\n")
-    way = ["--system", f"@{tmp_path / 'system.txt'}", "--prompt", "Read {context}: {question}"]
-    made = tmp_path / "c.json"
-    fixed = ("--model", model_folder, "--max-tokens", 4, "--on-cut", "score")
-    run("calibrate", *fixed, "--data", data, "--output", made, *way)
-    texts = jsonl(tmp_path / "t.jsonl", ({**row, "response": "so"} for row in rows))
+    made, way = on_passages
+    rows = ({"question": q, "contexts": [f"{q} It is seven."], "response": "so"} for q in ASKED)
+    texts = jsonl(tmp_path / "t.jsonl", rows)
     found = records(score("--data", texts, "--calibration", made, "--json", *way).stdout)
     assert [record["details"]["unfamiliar"] for record in found] == [[]] * 60
     plain = records(score("--data", texts, "--calibration", made, "--json").stdout)
     assert all(record["details"]["unfamiliar"] for record in plain)
-    assert score("--data", texts, "--by", "sentence", "--prompt", "Read {context}").exit_code == 1
-
-
-def test_output_is_the_json_lines(score: Run, tmp_path: Path) -> None:
-    output = tmp_path / "scores.jsonl"
-    result = score("--data", responses(tmp_path), "--output", output, "--json")
-    assert output.read_text() == result.stdout
-    assert f"3 scores are in {output}" in result.stderr
 
 
 def test_a_long_file_is_cut_in_the_terminal(score: Run, tmp_path: Path) -> None:
@@ -128,26 +116,16 @@ def test_a_calibration_decides_and_drift_is_reported(score: Run, tmp_path: Path,
     assert "Drift: the scores have moved since calibration (60 scores" in moved.stderr
 
 
-def test_a_broken_line_is_named_and_the_rest_scored(score: Run, tmp_path: Path) -> None:
+def test_what_cannot_be_scored_is_named_and_the_rest_scored(score: Run, tmp_path: Path) -> None:
     good = responses(tmp_path).read_text().splitlines()
-    empty = '{"question": "q", "response": ""}'
-    data = jsonl(tmp_path / "broken.jsonl", [good[0], good[1][:20], good[2], good[0], empty])
+    odd = [{"question": "q", "response": ""}, {"id": "x7", "question": "q", "response": "long " * 100}]
+    data = jsonl(tmp_path / "broken.jsonl", [good[0], good[1][:20], good[2], good[0], *odd])
     result = score("--data", data, "--json")
     assert result.exit_code == 5
     assert len(records(result.stdout)) == 2
     assert f"Warning: {data}, line 2 is not valid JSON" in result.stderr
     assert f"Warning: {data}, line 5 has no response to score" in result.stderr
     assert f"Note: {data}, line 4 repeats line 1" in result.stderr
-
-
-def test_a_text_over_the_window_is_named_and_the_rest_scored(score: Run, tmp_path: Path) -> None:
-    data = jsonl(
-        tmp_path / "long.jsonl",
-        [{"id": "x7", "question": "q", "response": "long " * 100}, {"question": "q", "response": "short"}],
-    )
-    result = score("--data", data, "--json")
-    assert result.exit_code == 5
-    assert [record["response"] for record in records(result.stdout)] == ["short"]
     assert "'x7' is left out: prompt (" in result.stderr
     alone = score("--data", one(tmp_path, "q", "long " * 100))
     assert alone.exit_code == 1
@@ -203,14 +181,6 @@ def test_a_calibration_by_sentence_decides_about_every_sentence(
     assert "It grows in Assam." in shown
 
 
-def test_a_calibration_of_whole_answers_does_not_decide_about_sentences(
-    score: Run, calibration: Path, tmp_path: Path
-) -> None:
-    result = score("--data", one(tmp_path, ASKED[0], "r"), "--calibration", calibration, "--by", "sentence")
-    assert result.exit_code == 1
-    assert "is about whole answers" in flat(result.stderr)
-
-
 @pytest.mark.parametrize("size", [1, 2, 50])
 def test_batches_change_nothing_but_the_time(
     score: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
@@ -242,7 +212,7 @@ def test_a_batch_is_one_replay(score: Run, tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(exactness, "replayed", counted)
     monkeypatch.setattr(loading, "BATCH", 3)
-    score("--data", responses(tmp_path, 5), "--json")
+    score("--data", responses(tmp_path, 5), "--json", "--device", "cpu")  # a model of its own
     assert rows[-2:] == [3, 2], "before it, those of the self-check"
 
 

