@@ -39,7 +39,9 @@ Place = tuple[int, str]
 InputHook = Callable[[torch.Tensor], torch.Tensor | None]
 """Sees the input of a decoder layer [batch, positions, d]; its result replaces it."""
 
-NOTHING: Mapping[Place, torch.Tensor] = {}
+
+def _nothing(_: Place) -> None:
+    """The outputs that are known of linear maps that are to be run."""
 
 
 class Twin:
@@ -60,7 +62,7 @@ class Twin:
         """The decoder layers' places in their list, and so in a cache."""
         self.layers = [members[place] for place in self.places]
         self._sees: Callable[[Place, torch.Tensor], None] | None = None
-        self._knows = NOTHING
+        self._knows: Callable[[Place], torch.Tensor | None] = _nothing
         self.settle()
 
     def settle(self) -> None:
@@ -157,7 +159,9 @@ class Twin:
 
     @contextmanager
     def with_maps(
-        self, sees: Callable[[Place, torch.Tensor], None] | None = None, knows: Mapping[Place, torch.Tensor] = NOTHING
+        self,
+        sees: Callable[[Place, torch.Tensor], None] | None = None,
+        knows: Callable[[Place], torch.Tensor | None] = _nothing,
     ) -> Iterator[None]:
         """For the time of a block `sees` gets the output of every plain linear map in a layer.
 
@@ -182,7 +186,7 @@ class Twin:
             parameters["weight"] = shared
 
     def _linear(self, linear: nn.Linear, place: Place, states: torch.Tensor) -> torch.Tensor:
-        known = self._knows.get(place)
+        known = self._knows(place)
         if known is not None and known.shape[:-1] == states.shape[:-1]:
             output: Any = _Known.apply(states, linear.weight, known)
             return output
