@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.prompts.semantic_token import TokenChoice
+from semgrad_guard.engine.objective import TokenChoice
 from semgrad_guard.paper import probing
 
 from .helpers import ASKED, flat, jsonl

@@ -10,9 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from semgrad_guard import HybridGrad, LanguageModel, SemGrad
-from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.objective import MARK, Objective, TokenChoice, TokenizedText, header_start
 from semgrad_guard.engine.prompts.prompt import render
-from semgrad_guard.engine.prompts.semantic_token import MARK, TokenChoice, TokenizedText, header_start
 from semgrad_guard.errors import BindingMismatchError, InputError, UnsupportedModelError
 from semgrad_guard.guard import Answerer
 from semgrad_guard.records import Message, SemanticToken

@@ -25,8 +25,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from semgrad_guard.engine.interruption import current_stop
-from semgrad_guard.engine.models.architecture import has_plain_weight, inspect_architecture
-from semgrad_guard.engine.models.identity import HOOKS, is_own
+from semgrad_guard.engine.models.architecture import HOOKS, has_plain_weight, inspect_architecture, is_own
 from semgrad_guard.engine.replay.kernels import configs_of, input_gradient
 from semgrad_guard.errors import UnsupportedModelError
 
