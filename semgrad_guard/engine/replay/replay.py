@@ -17,6 +17,7 @@ positions are one run: there the model's own call continues from a cache that en
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -196,15 +197,13 @@ class _KnownOutputs:
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = rows
         self._places = set[Place].intersection(*(row.taped.places(row.live) for row in rows))
-        self._latest: dict[int, tuple[Place, torch.Tensor]] = {}  # of the layer that runs, by their address
+        self._latest = deque[tuple[Place, torch.Tensor]](maxlen=2)  # a product takes two
 
     def __call__(self, place: Place) -> torch.Tensor | None:
         if place not in self._places:
             return None
-        if any(layer != place[0] for (layer, _), _ in self._latest.values()):
-            self._latest.clear()
         output = self._together(place)
-        self._latest[_address(output)] = place, output
+        self._latest.append((place, output))
         return output
 
     @contextmanager
@@ -215,7 +214,9 @@ class _KnownOutputs:
         self._latest.clear()
 
     def _packed(self, saved: torch.Tensor) -> Any:
-        place, _ = self._latest.get(_address(saved), (None, None))
+        address = saved.untyped_storage().data_ptr()
+        known = (place for place, output in self._latest if output.untyped_storage().data_ptr() == address)
+        place = next(known, None)
         return saved if place is None else (place, saved.shape, saved.stride(), saved.storage_offset())
 
     def _unpacked(self, packed: Any) -> torch.Tensor:
@@ -224,10 +225,6 @@ class _KnownOutputs:
     def _together(self, place: Place) -> torch.Tensor:
         own = [row.taped.output(place, row.live) for row in self._rows]
         return own[0][None] if len(own) == 1 else pad_sequence(own, batch_first=True)
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _masks(twin: Twin, queries: torch.Tensor, fixed: torch.Tensor, states: torch.Tensor) -> Any:
