@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = (
-    "tests/engine/test_semantic_token.py",
+    "tests/engine/test_objective.py",
     "tests/engine/test_reasoning.py",
     "tests/engine/test_rendering.py",
     "tests/engine/test_forms.py",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.answers.answer import Generation as Generation
     from semgrad_guard.engine.answers.options import GenerationOptions as GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel as LanguageModel
-    from semgrad_guard.engine.prompts.semantic_token import TokenChoice as TokenChoice
+    from semgrad_guard.engine.objective import TokenChoice as TokenChoice
     from semgrad_guard.engine.replay.memory import Memory as Memory
     from semgrad_guard.engine.scores.gradient_scores import gradient_scores as gradient_scores
     from semgrad_guard.engine.scores.gradients import GradientScores as GradientScores

@@ -18,7 +18,7 @@ from semgrad_guard.settings import ONE_THRESHOLD, REPORTED, EngineOptions, Polic
 if TYPE_CHECKING:
     from semgrad_guard.engine.answers.writing_model import ModelIdentity
     from semgrad_guard.engine.language_model import LanguageModel
-    from semgrad_guard.engine.prompts.semantic_token import TokenChoice
+    from semgrad_guard.engine.objective import TokenChoice
     from semgrad_guard.estimators import Estimator
     from semgrad_guard.guard import Policy
 

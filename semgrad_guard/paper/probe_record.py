@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from semgrad_guard.declared import read_record
-from semgrad_guard.engine.prompts.semantic_token import TokenChoice
+from semgrad_guard.engine.objective import TokenChoice
 from semgrad_guard.files import atomic_write
 from semgrad_guard.metrics import Tally, auroc
 from semgrad_guard.named import title_of

@@ -11,8 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from semgrad_guard.engine.answers.writing_model import ModelIdentity, name_of
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.prompts.semantic_token import TokenChoice
+from semgrad_guard.engine.objective import Objective, TokenChoice
 from semgrad_guard.named import folder_of
 from semgrad_guard.vllm.engine import Engine, VLLMBatch
 from semgrad_guard.vllm.shared_weights import keep_weights, library, twin_of

@@ -235,3 +235,7 @@ def test_samples_are_drawn_for_some_of_each_kind(
     kinds = sorted(answer.kind or "" for answer, drawn in zip(answers, scored, strict=True) if drawn)
     assert kinds == ["even"] * 3 + ["odd"] * 3
     assert [row["ms: LN-PE"] != "" for row in graded(tmp_path)] == scored
+    monkeypatch.setattr(runs, "_SAMPLED", 2)
+    refused = evaluate("--data", mixed)
+    assert refused.exit_code == 1
+    assert "sampled_questions" in refused.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.prompts.semantic_token import TokenChoice
+from semgrad_guard.engine.objective import TokenChoice
 from semgrad_guard.paper import probing
 from tests.ports import send, serving
 

@@ -25,6 +25,7 @@ from tests.pairwise import in_turn
 from .architectures import expectation
 from .cases import CASES, scored, taped
 from .generated_models import build as generated
+from .generated_models import require_known
 from .oracle import worst_relative_error
 from .tiny_models import ARCHITECTURES, LONG_ROPE, VOCABULARY, build, shared, spread_weights
 
@@ -76,10 +77,18 @@ class CappedLogits(LlamaForCausalLM):
 class BentLogits(LlamaForCausalLM):
     """Does to its logits what is no factor and no cap."""
 
+    bend = 0.3
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output = super().forward(*args, **kwargs)
-        output.logits = output.logits + 0.3 * torch.sin(output.logits)
+        output.logits = output.logits + self.bend * torch.sin(output.logits)
         return output
+
+
+class HardlyBentLogits(BentLogits):
+    """By less than float32's rounding would tell."""
+
+    bend = 1e-4
 
 
 class ForgetfulCache(LlamaForCausalLM):
@@ -120,6 +129,7 @@ BROKEN: dict[str, Callable[[], Any]] = {
     "a lower layer's output used above": lambda: with_backdoor("lower layer"),
     "a mean over all positions": lambda: with_backdoor("mean"),
     "logits bent in forward": lambda: tiny(BentLogits),
+    "logits bent by little": lambda: tiny(HardlyBentLogits),
     "a cache that is ignored": lambda: tiny(ForgetfulCache),
 }
 
@@ -149,6 +159,15 @@ def test_sound_models_pass_in_every_dtype(name: str, dtype: torch.dtype, caplog:
     model = build(name, dtype=dtype)
     assert scorer_of(model).exactness().way == "rows"
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("gemma2", "rows"), ("granite_swa", "rows"), ("falcon_h1", "continued"), ("olmo_hybrid", "continued")],
+)
+def test_a_model_in_float64_may_round_to_float32_inside(name: str, way: str) -> None:
+    require_known(name)
+    assert scorer_of(generated(name).double()).exactness().way == way
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gemma3"])

@@ -11,6 +11,7 @@ import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel, Memory
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.replay import replay as replay_module
 from semgrad_guard.engine.replay.memory import FRUGAL
 from semgrad_guard.engine.replay.replay import replay
 from semgrad_guard.engine.replay.tape import Recorder, Row
@@ -89,7 +90,7 @@ def test_the_maps_of_the_upper_layers_are_kept_and_no_others(name: str, maps: in
     first = objective.span(scorer.architecture.n_layers)[0]
     (row,) = taped(scorer, [CASES[0].row(objective)], first)
     assert row.tape is not None
-    outputs = row.tape.outputs(row.live)
+    outputs = row.tape.places(row.live)
     assert len(outputs) == maps * (scorer.architecture.n_layers - first)
     assert all(layer >= first for layer, _ in outputs)
 
@@ -132,32 +133,35 @@ def test_a_map_that_is_called_twice_a_pass_is_not_believed() -> None:
     recorder.see_hidden(torch.randn(1, 3, 4))
     for _ in range(2):
         recorder.see_output((0, "map"), torch.randn(1, 3, 6))
-    assert recorder.outputs() == {}
+    assert not recorder.places()
 
 
-def held_by_graph(memory: Memory) -> int:
+def held_by_graph(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes that autograd keeps for the backward pass of a replay, each storage once."""
     storages: dict[int, int] = {}
     scorer, objective = scorer_of(shared("llama")), Objective()
-    weights = {p.untyped_storage().data_ptr() for p in scorer.twin.model.parameters()}
     span = objective.span(scorer.architecture.n_layers)
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
+    def hooks(pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]) -> Any:
+        def counted(tensor: torch.Tensor) -> Any:
+            if isinstance(packed := pack(tensor), torch.Tensor):
+                storages[packed.untyped_storage().data_ptr()] = packed.untyped_storage().nbytes()
+            return packed
 
+        return torch.autograd.graph.saved_tensors_hooks(counted, unpack)
+
+    monkeypatch.setattr(replay_module, "saved_tensors_hooks", hooks)
     rows = taped(scorer, [case.row(objective) for case in CASES], span[0])
-    graph = replay(scorer.twin, rows, span, fits=bool(memory.activations))
-    packing = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-    with clean_slate(), packing, graph as (predicting, hidden):
+    with clean_slate(), replay(scorer.twin, rows, span, fits=bool(memory.activations)) as (predicting, hidden):
         torch.autograd.grad(predicting, hidden, torch.ones_like(predicting))
+    weights = {p.untyped_storage().data_ptr() for p in scorer.twin.model.parameters()}
     return sum(size for at, size in storages.items() if at not in weights)
 
 
-def test_a_frugal_replay_holds_a_fraction_and_puts_the_layers_back() -> None:
+def test_a_frugal_replay_holds_a_fraction_and_puts_the_layers_back(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = scorer_of(shared("llama")).twin.layers
     before = [vars(layer).get("forward") for layer in layers]
-    assert held_by_graph(FRUGAL) < held_by_graph(Memory()) / 2
+    assert held_by_graph(FRUGAL, monkeypatch) < held_by_graph(Memory(), monkeypatch) / 2
     assert [vars(layer).get("forward") for layer in layers] == before
 
 

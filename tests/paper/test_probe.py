@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.prompts.semantic_token import TokenChoice
+from semgrad_guard.engine.objective import Objective, TokenChoice
 from semgrad_guard.errors import InputError
 from semgrad_guard.grading import ExactMatch
 from semgrad_guard.metrics import auroc

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.declared import plain
 from semgrad_guard.engine.answers.options import GenerationOptions, Ids, Sample
-from semgrad_guard.engine.models.identity import is_hooked
-from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.models.architecture import is_hooked
+from semgrad_guard.engine.objective import Objective, TokenChoice
 from semgrad_guard.engine.prompts.forms import CallForm, GrammarCompiler, call_form
 from semgrad_guard.engine.prompts.prompt import (
     PLAIN,
@@ -32,7 +32,6 @@ from semgrad_guard.engine.prompts.prompt import (
     template_fingerprint,
 )
 from semgrad_guard.engine.prompts.responses import Codec
-from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.engine.replay.kernels import lacks_units
 from semgrad_guard.engine.replay.memory import Memory
 from semgrad_guard.engine.replay.tape import KeysValues, below, growing_cache, keys_of

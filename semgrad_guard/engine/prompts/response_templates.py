@@ -99,13 +99,14 @@ EVERY = (*FAMILIES, CHANNELS, REGIONS)
 
 GLUED = re.compile(r"\s*(?:analysis)?(.*?)assistantfinal(.*)|\s*(?:analysis(?=[A-Z])|thought\n)(.*)", re.DOTALL)
 """A thought and the answer by channels whose marks, special tokens all of them, were left out."""
+_ALONE = [*(mark for marks in EVERY for mark in (marks.first, marks.alone)), "<|begin_of_solution|>", "<|message|>"]
 MARKED = re.compile(
-    "|".join(re.escape(mark) for marks in EVERY for mark in (marks.first, marks.alone) if TAG.fullmatch(mark))
-    + r"|[<◁][/|]{0,2}(?:[\w:.-]*[_:.-])?(?:think(?:ing)?|thoughts?|reasoning|reflection|scratchpad)"
-    + r"(?:[_:.-][\w:.-]*)?(?:\s[^<>]*)?[|]?[>▷]|assistantfinal",
+    "|".join(re.escape(mark) for mark in _ALONE if mark[0] in "<[◁")
+    + r"|(?:[<◁＜]|&lt;)[/|｜]{0,2}(?:[\w:.-]*[_:.-])?(?:think(?:ing)?|thoughts?|reasoning|reflection|scratchpad)"
+    + r"(?:[_:.-][\w:.-]*)?(?:\s[^<>]*)?[|｜]?(?:[>▷＞]|&gt;)|assistantfinal",
     re.IGNORECASE,
 )
-"""A mark of a thought, of these families or of others that are like them."""
+"""A mark of a thought, of these families or of others that are like them, also in HTML or in wide characters."""
 
 # An ArithmeticError is a range that Jinja's sandbox finds too long.
 _REFUSALS = (TemplateError, ValueError, TypeError, LookupError, AttributeError)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -159,21 +159,48 @@ def attend(
     where a model needs more than a mask, the library's own attention answers. Products and softmax are taken in float32
     (float64 for float64), whatever the model's dtype is.
     """
-    (batch, heads, n, d), groups, first = query.shape, key.shape[1], key.shape[2] - query.shape[2]
+    batch, heads, n, d = query.shape
     plain = attention_mask is None or attention_mask.requires_grad or batch * heads * n * key.shape[2] > _WEIGHTS
     if plain or any(options.get(name) is not None for name in _MORE):
         return ALL_ATTENTION_FUNCTIONS[_REPLACED](module, query, key, value, attention_mask, scaling=scaling, **options)
+    scale = d**-0.5 if scaling is None else scaling
+    output: Any = _Attended.apply(scale, query, key, value, attention_mask)
+    return output.transpose(1, 2).contiguous(), None
+
+
+class _Attended(torch.autograd.Function):
+    """softmax(Q K^T + mask) V, which is computed again for its backward pass: a graph would hold the most for this."""
+
+    @staticmethod
+    def forward(ctx: Any, scale: float, *inputs: Any) -> Any:
+        ctx.save_for_backward(*inputs)
+        ctx.scale = scale
+        return _attended(*inputs, scale=scale)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        *inputs, mask = ctx.saved_tensors
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        with torch.enable_grad():
+            output = _attended(*inputs, mask, scale=ctx.scale)
+        return (None, *torch.autograd.grad(output, inputs, gradients), None)
+
+
+def _attended(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, *, scale: float
+) -> torch.Tensor:
+    """[B, H, n, e]; keys and values before the queries' own let no gradient pass."""
+    (batch, heads, n, _), groups, first = query.shape, key.shape[1], key.shape[2] - query.shape[2]
     dtype = precise_dtype(query)
-    rows = (query.to(dtype) * (d**-0.5 if scaling is None else scaling)).reshape(batch, groups, -1, d)
+    rows = (query.to(dtype) * scale).reshape(batch, groups, n * heads // groups, -1)
     fixed = [half[:, :, :first].detach().to(dtype) for half in (key, value)]
     live = [half[:, :, first:].to(dtype) for half in (key, value)]
     scores = torch.cat([rows @ keys.transpose(2, 3) for keys in (fixed[0], live[0])], dim=3)
     # One mask for all heads, or one for each: those of the heads that share keys lie side by side.
-    mask = cast(torch.Tensor, attention_mask)
     mask = mask[:, :, None] if mask.shape[1] == 1 else mask.unflatten(1, (groups, -1))
     shares = (scores.view(batch, groups, heads // groups, n, -1) + mask).softmax(-1).view(scores.shape)
     found = shares[..., :first] @ fixed[1] + shares[..., first:] @ live[1]
-    return found.view(batch, heads, n, -1).to(query.dtype).transpose(1, 2).contiguous(), None
+    return found.view(batch, heads, n, -1).to(query.dtype)
 
 
 AttentionInterface.register(_NAME, attend)

@@ -17,6 +17,7 @@ positions are one run: there the model's own call continues from a cache that en
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -26,13 +27,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache, DynamicLayer
 
 from semgrad_guard.engine.replay.kernels import attending
 from semgrad_guard.engine.replay.tape import Recorder, Row, Span, Tape
-from semgrad_guard.engine.replay.twin import CACHE, InputHook, Twin, replaced
+from semgrad_guard.engine.replay.twin import CACHE, InputHook, Place, Twin, replaced
 
 Graph = tuple[torch.Tensor, list[torch.Tensor]]
 """The states [n, d] that predict the scored tokens, row after row; and h^(l) at the live positions of each row
@@ -71,13 +73,13 @@ def replay(twin: Twin, rows: Sequence[Row], span: Sequence[int], *, fits: bool =
 
     Where the graph does not fit, nothing but the layers' inputs is kept for that.
     """
-    tapes, device = [row.taped for row in rows], twin.device
+    device, outputs = twin.device, _KnownOutputs(rows)
     live = [_positions(row.live) for row in rows]
     before = [_positions(row.constants) for row in rows]
     width = max(map(len, before))
     queries = pad_sequence(live, batch_first=True, padding_value=_NEVER)
     fixed = torch.stack([F.pad(places, (width - len(places), 0), value=_NEVER) for places in before])
-    states = pad_sequence([tape.hidden(row.live) for row, tape in zip(rows, tapes, strict=True)], batch_first=True)
+    states = pad_sequence([row.taped.hidden(row.live) for row in rows], batch_first=True)
     hidden, table = _leaves(span, states)
     still = None
     if any(row.in_context for row in rows):
@@ -96,10 +98,10 @@ def replay(twin: Twin, rows: Sequence[Row], span: Sequence[int], *, fits: bool =
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(nullcontext() if fits else _checkpointed(twin.layers[span[0] :]))
-        stack.enter_context(twin.with_maps(knows=_known(rows, tapes)))
+        stack.enter_context(twin.with_maps(knows=outputs))
         stack.enter_context(attending(twin.attention_configs))
         found = stack.enter_context(twin.headless())
-        with twin.above(span[0]), twin.watching(table):
+        with twin.above(span[0]), twin.watching(table), outputs.in_no_graph():
             twin.call(ids.to(device), cache=cache, **inputs)
         final, counts = found.pop(), list(map(len, live))
         ends = zip(final, rows, counts, strict=True)
@@ -185,13 +187,44 @@ def _leaves(
     return hidden, {**{layer: partial(hidden.__setitem__, layer) for layer in span[1:]}, span[0]: leaf}
 
 
-def _known(rows: Sequence[Row], tapes: Sequence[Tape]) -> dict[tuple[int, str], torch.Tensor]:
-    """The outputs of linear maps that all tapes hold at the live positions [B, columns, out]."""
-    kept = [tape.outputs(row.live) for row, tape in zip(rows, tapes, strict=True)]
-    if len(kept) == 1:  # without a copy
-        return {place: output[None] for place, output in kept[0].items()}
-    places = set(kept[0]).intersection(*kept[1:])
-    return {place: pad_sequence([own[place] for own in kept], batch_first=True) for place in places}
+class _KnownOutputs:
+    """The outputs of linear maps that all tapes hold at the live positions: [B, columns, out], where one is known.
+
+    Together they are the most of what a tape holds. Each is put together when its layer runs, and a graph that is made
+    `in_no_graph` holds none: its backward pass has them put together once more.
+    """
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+        self._places = set[Place].intersection(*(row.taped.places(row.live) for row in rows))
+        self._latest = deque[tuple[Place, torch.Tensor]](maxlen=2)  # a product takes two
+
+    def __call__(self, place: Place) -> torch.Tensor | None:
+        if place not in self._places:
+            return None
+        output = self._together(place)
+        self._latest.append((place, output))
+        return output
+
+    @contextmanager
+    def in_no_graph(self) -> Iterator[None]:
+        """For the time of a block, graphs refer to these outputs by their place."""
+        with saved_tensors_hooks(self._packed, self._unpacked):
+            yield
+        self._latest.clear()
+
+    def _packed(self, saved: torch.Tensor) -> Any:
+        address = saved.untyped_storage().data_ptr()
+        known = (place for place, output in self._latest if output.untyped_storage().data_ptr() == address)
+        place = next(known, None)
+        return saved if place is None else (place, saved.shape, saved.stride(), saved.storage_offset())
+
+    def _unpacked(self, packed: Any) -> torch.Tensor:
+        return packed if isinstance(packed, torch.Tensor) else self._together(packed[0]).as_strided(*packed[1:])
+
+    def _together(self, place: Place) -> torch.Tensor:
+        own = [row.taped.output(place, row.live) for row in self._rows]
+        return own[0][None] if len(own) == 1 else pad_sequence(own, batch_first=True)
 
 
 def _masks(twin: Twin, queries: torch.Tensor, fixed: torch.Tensor, states: torch.Tensor) -> Any:

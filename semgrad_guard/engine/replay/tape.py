@@ -106,12 +106,15 @@ class Recorder:
         self._hidden = _joined(self._hidden)
         return self._hidden[0]
 
-    def outputs(self) -> dict[Place, torch.Tensor]:
-        """The outputs of linear maps from column `start` on [batch, positions, out], of those that ran at each."""
-        for place, pieces in self._outputs.items():
-            self._outputs[place] = _joined(pieces)
-        whole = {place: pieces[0] for place, pieces in self._outputs.items()}
-        return {place: output for place, output in whole.items() if output.shape[1] == self.positions}
+    def places(self) -> set[Place]:
+        """The linear maps whose outputs are kept at each position from column `start` on."""
+        counts = {place: sum(piece.shape[1] for piece in pieces) for place, pieces in self._outputs.items()}
+        return {place for place, count in counts.items() if count == self.positions}
+
+    def output(self, place: Place, row: int) -> torch.Tensor:
+        """The output of one of these maps for one row [positions, out]."""
+        pieces = [piece[row] for piece in self._outputs[place]]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def left_of(memory: Memory, recorders: Iterable[Recorder]) -> Memory:
@@ -157,13 +160,16 @@ class Tape:
         """h^(k) at these positions [n, d]."""
         return torch.cat([recorder.hidden()[row, places] for recorder, row, places in self._pieces(spans)])
 
-    def outputs(self, spans: Sequence[Span]) -> dict[Place, torch.Tensor]:
-        """The outputs of linear maps at these positions [n, out]: of those that all passes over them have kept."""
-        pieces = [(recorder.outputs(), row, places) for recorder, row, places in self._pieces(spans)]
-        common = set[Place]().union(*(kept for kept, *_ in pieces[:1])).intersection(*(kept for kept, *_ in pieces))
-        parts = {place: [kept[place][row, some] for kept, row, some in pieces] for place in common}
+    def places(self, spans: Sequence[Span]) -> set[Place]:
+        """The linear maps whose outputs at these positions all passes over them have kept."""
+        kept = [recorder.places() for recorder, *_ in self._pieces(spans)]
+        return set[Place].intersection(*kept) if kept else set()
+
+    def output(self, place: Place, spans: Sequence[Span]) -> torch.Tensor:
+        """The output of one of these maps at these positions [n, out]."""
+        parts = [recorder.output(place, row)[places] for recorder, row, places in self._pieces(spans)]
         # A single part is a view: in a graph, an output that is altered in place is an error.
-        return {place: some[0] if len(some) == 1 else torch.cat(some) for place, some in parts.items()}
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _pieces(self, spans: Sequence[Span]) -> list[tuple[Recorder, int, slice]]:
         """Where these positions are: in which recorders, in which row, and there at which places."""

@@ -25,8 +25,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from semgrad_guard.engine.interruption import current_stop
-from semgrad_guard.engine.models.architecture import has_plain_weight, inspect_architecture
-from semgrad_guard.engine.models.identity import HOOKS, is_own
+from semgrad_guard.engine.models.architecture import HOOKS, has_plain_weight, inspect_architecture, is_own
 from semgrad_guard.engine.replay.kernels import configs_of, input_gradient
 from semgrad_guard.errors import UnsupportedModelError
 
@@ -39,7 +38,9 @@ Place = tuple[int, str]
 InputHook = Callable[[torch.Tensor], torch.Tensor | None]
 """Sees the input of a decoder layer [batch, positions, d]; its result replaces it."""
 
-NOTHING: Mapping[Place, torch.Tensor] = {}
+
+def _nothing(_: Place) -> None:
+    """The outputs that are known of linear maps that are to be run."""
 
 
 class Twin:
@@ -60,7 +61,7 @@ class Twin:
         """The decoder layers' places in their list, and so in a cache."""
         self.layers = [members[place] for place in self.places]
         self._sees: Callable[[Place, torch.Tensor], None] | None = None
-        self._knows = NOTHING
+        self._knows: Callable[[Place], torch.Tensor | None] = _nothing
         self.settle()
 
     def settle(self) -> None:
@@ -157,7 +158,9 @@ class Twin:
 
     @contextmanager
     def with_maps(
-        self, sees: Callable[[Place, torch.Tensor], None] | None = None, knows: Mapping[Place, torch.Tensor] = NOTHING
+        self,
+        sees: Callable[[Place, torch.Tensor], None] | None = None,
+        knows: Callable[[Place], torch.Tensor | None] = _nothing,
     ) -> Iterator[None]:
         """For the time of a block `sees` gets the output of every plain linear map in a layer.
 
@@ -182,7 +185,7 @@ class Twin:
             parameters["weight"] = shared
 
     def _linear(self, linear: nn.Linear, place: Place, states: torch.Tensor) -> torch.Tensor:
-        known = self._knows.get(place)
+        known = self._knows(place)
         if known is not None and known.shape[:-1] == states.shape[:-1]:
             output: Any = _Known.apply(states, linear.weight, known)
             return output

@@ -20,8 +20,7 @@ import torch
 from torch import nn
 
 from semgrad_guard.engine.interruption import InterruptibleLock
-from semgrad_guard.engine.models.architecture import Architecture
-from semgrad_guard.engine.models.identity import Identity, is_hooked, state_of
+from semgrad_guard.engine.models.architecture import Architecture, Identity, is_hooked, state_of
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.memory import OUT_OF_MEMORY, Memory, as_memory_allows, unless_memory_runs_out
 from semgrad_guard.engine.replay.tape import Row, Tape, read

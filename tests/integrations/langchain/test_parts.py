@@ -16,11 +16,10 @@ from pydantic import BaseModel
 
 from langchain_semgrad_guard import GuardedChatModel, LowConfidenceError, UncertaintyRouterCallback
 from semgrad_guard import Calibration, Policy, Verdict
-from semgrad_guard.engine.fields import fields_of
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.estimators import GreedyNLL
 from semgrad_guard.guard import unscored
-from semgrad_guard.guard.parts import allows_null, calibrate_fields, has_names, scored_calls, without_values
+from semgrad_guard.guard.parts import allows_null, calibrate_fields, fields_of, has_names, scored_calls, without_values
 from semgrad_guard.guard.verdicts import RecordedDraft, recording
 from semgrad_guard.records import FieldVerdict, PromptForm, ToolCall
 
