@@ -36,8 +36,7 @@ from langchain_core.utils.uuid import uuid7
 from pydantic import ConfigDict, Field, PrivateAttr, SkipValidation, field_validator
 
 from langchain_semgrad_guard import messages as convert
-from langchain_semgrad_guard.router import ASKING, UncertaintyRouterCallback
-from langchain_semgrad_guard.targets import answering_instead
+from langchain_semgrad_guard.router import ASKING, UncertaintyRouterCallback, answering_instead
 from semgrad_guard import METADATA_KEY, Policy, Verdict
 from semgrad_guard.errors import UnenforcedPolicyError
 from semgrad_guard.guard import (

@@ -25,7 +25,7 @@ from semgrad_guard.engine.sentences import leanings
 from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import Answerer, template_name
-from semgrad_guard.guard.sentences import OTHER_TOKENS, WITHOUT_END
+from semgrad_guard.guard.parts import OTHER_TOKENS, WITHOUT_END
 from semgrad_guard.questions.answered import Answer, AnsweredSentence, AnswerScore
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.job_record import JobRecord, Progress, R, unwatched
