@@ -135,7 +135,8 @@ class Guarded(Runnable[Any, Any]):
         """This run's question, with the verdicts from before the pause where this run resumes one."""
         question, place = cast("Question", question_of(self.router)), _place_of(config)
         earlier = self._paused.pop(place, [])
-        if place[1] or given is None or type(given).__name__ == "Command":  # a task of a graph has its own place
+        is_task = callable(config.get("configurable", {}).get("__pregel_read"))  # of a graph, and in its own place
+        if is_task or given is None or type(given).__name__ == "Command":
             question.verdicts += earlier
         return question
 
