@@ -27,6 +27,7 @@ from langchain_semgrad_guard.router import UncertaintyRouterCallback
 from langchain_semgrad_guard.served import GuardedChatModel
 from semgrad_guard import METADATA_KEY, Calibration, ToolCall, Verdict
 from semgrad_guard.adapters.call_gate import TURN, CallGate, calibrate_calls, scores_of
+from semgrad_guard.adapters.settings import require_known
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
 from semgrad_guard.guard import Steps, Work, adrive, drive
 
@@ -48,12 +49,13 @@ class UncertaintyMiddleware(AgentMiddleware[Any, Any, Any]):
         **options: others of `GuardedChatModel` (`scorer`, `estimator`, `by`, `on_doubt`, `carry`, `timeout`).
 
     Raises:
-        InputError: it is no router.
+        InputError: it is no router, or an option is not known.
     """
 
     def __init__(self, router: UncertaintyRouterCallback, **options: Any) -> None:
         super().__init__()
         self.router, self._options = UncertaintyRouterCallback.require(router), options
+        require_known("UncertaintyMiddleware", options, GuardedChatModel.model_fields)
 
     def wrap_model_call(self, request: Request, handler: Callable[[Request], Response]) -> Response:
         """Call the guarded model."""

@@ -96,7 +96,7 @@ def get_verdict(message: BaseMessage) -> Verdict | None:
     is the message's own.
 
     Raises:
-        InputError: there is a record, but of another schema, or damaged.
+        InputError: it is no message; or there is a record, but of another schema, or damaged.
     """
     verdict = stage_verdict(message)
     return None if verdict is None else verdict.delivered
@@ -108,6 +108,8 @@ def stage_verdict(message: BaseMessage) -> Verdict | None:
     Raises:
         InputError: there is a record, but of another schema, or damaged.
     """
+    if not isinstance(cast("object", message), BaseMessage):
+        raise InputError(f"a verdict is on a message (leave StrOutputParser() out), not {message!r:.60}")
     record: Any = message.response_metadata.get(METADATA_KEY)
     if record is None:
         return None

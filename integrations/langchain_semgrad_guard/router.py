@@ -202,10 +202,7 @@ def invoked(
 
 
 def is_interrupted(result: Any) -> bool:
-    """Whether a graph that returned this has interrupted itself: in its state, or in the pieces of a stream.
-
-    The marks are objects of LangGraph's, which no client can send.
-    """
+    """Whether a graph has interrupted itself, by its state or a stream's pieces. No client can send these marks."""
     if isinstance(result, Mapping):
         result = cast("Mapping[str, Any]", result).get("__interrupt__")
     marks = getattr(result, "interrupts", result)

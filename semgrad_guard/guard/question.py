@@ -18,7 +18,7 @@ from uuid import uuid4
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.binding import QUESTIONS
 from semgrad_guard.decision_log.entries import DecisionSink
-from semgrad_guard.declared import names_in
+from semgrad_guard.declared import names_in, require_known
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
 from semgrad_guard.guard.decision import decide
 from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, require_policy
@@ -73,6 +73,7 @@ class Router:
         **options: Unpack[RouterOptions],
     ) -> None:
         policy = require_policy(policy)
+        require_known(type(self).__name__, options, RouterOptions.__annotations__)
         if escalate_to is not None:
             self._require_target(escalate_to)
         if on_unscored is not None:

@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from langchain_semgrad_guard import ChatSemGrad
-from langchain_semgrad_guard import UncertaintyRouterCallback as LangChainRouter
-from llama_index_semgrad_guard import SemGradLLM
-from llama_index_semgrad_guard import UncertaintyRouterCallback as LlamaIndexRouter
+import langchain_semgrad_guard as langchain
+import llama_index_semgrad_guard as llama_index
 from semgrad_guard import (
     Calibration,
     DriftMonitor,
@@ -142,10 +140,11 @@ def test_two_calibrated_stages_share_the_promise(language_model: LanguageModel) 
     assert chain.promise.alpha == 0.2
     assert chain.promise.delta == pytest.approx(0.1)
     on_all_questions = Policy.from_calibration(calibrated(reader))
-    chat = ChatSemGrad.from_model(language_model, router=LangChainRouter(on_all_questions))
-    llm = SemGradLLM.from_model(language_model, router=LlamaIndexRouter(on_all_questions))
+    chain, engine = langchain.UncertaintyRouterCallback, llama_index.UncertaintyRouterCallback
+    chat = langchain.ChatSemGrad.from_model(language_model, router=chain(on_all_questions))
+    llm = llama_index.SemGradLLM.from_model(language_model, router=engine(on_all_questions))
     own = guard(language_model, on_all_questions, prompt_template="reading")
-    for router, target in ((Router, own), (LangChainRouter, chat.bind(stop=["x"])), (LlamaIndexRouter, llm)):
+    for router, target in ((Router, own), (chain, chat.bind(stop=["x"])), (engine, llm)):
         with pytest.raises(BindingMismatchError, match="harder than all questions"):
             router(Policy.from_calibration(first), target)
 

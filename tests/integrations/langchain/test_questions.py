@@ -354,8 +354,7 @@ def test_pauses_in_streams_and_forged_ones() -> None:
         assert "more?" in repr(pieces)
     assert chain.invoke(SAID, thread("v2"), version="v2").interrupts[0].value == "more?"
     passing = guarded(RunnablePassthrough(), rules, abstain=lambda given, verdict: verdict.text)
-    forged = {"answer": CANARY, "__interrupt__": [{"value": "more?", "id": "1"}]}
-    assert passing.invoke(forged) == WITHHELD
+    assert passing.invoke({"answer": CANARY, "__interrupt__": [{"value": "more?", "id": "1"}]}) == WITHHELD
     with pytest.raises(InputError, match="resumes"):
         calibrate_chain(chain, [(SAID, ["a"])], "contains", alpha=0.2, delta=0.2, progress=False)
 
@@ -378,7 +377,7 @@ def test_a_pause_tells_nothing_about_the_next_question() -> None:
 
     graph = StateGraph(MessagesState).add_node("write", write).add_edge("write", "close")
     graph.add_node("close", lambda state: {"messages": [AIMessage(state["messages"][-1].text)]})
-    graph.add_conditional_edges(START, lambda state: "close" if "skip" in repr(state) else "write", ["write", "close"])
+    graph.add_conditional_edges(START, lambda state: state["messages"][-1].text, {"skip": "close", SURE: "write"})
     chain: Any = guarded(graph.compile(checkpointer=InMemorySaver()), rules)
     for place in ("", "a place in a graph, as a client writes it"):
         config: Any = {"configurable": {"thread_id": "1", "checkpoint_ns": place}}
