@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from langchain_semgrad_guard.chains import calibrate_chain as calibrate_chain
     from langchain_semgrad_guard.chains import guarded as guarded
     from langchain_semgrad_guard.chat_semgrad import ChatSemGrad as ChatSemGrad
+    from langchain_semgrad_guard.deciding import UncertaintyLangChainTracer as UncertaintyLangChainTracer
     from langchain_semgrad_guard.decisions import CalibratedDecisions as CalibratedDecisions
     from langchain_semgrad_guard.decisions import calibrate_decisions as calibrate_decisions
     from langchain_semgrad_guard.messages import get_verdict as get_verdict
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
     from langchain_semgrad_guard.router import asking as asking
     from langchain_semgrad_guard.router import withheld_draft as withheld_draft
     from langchain_semgrad_guard.served import GuardedChatModel as GuardedChatModel
-    from langchain_semgrad_guard.tracing import UncertaintyLangChainTracer as UncertaintyLangChainTracer
     from langchain_semgrad_guard.tracing import UncertaintyTracer as UncertaintyTracer
     from semgrad_guard.errors import LowConfidenceError as LowConfidenceError
 else:
-    __getattr__, __dir__, __all__ = lazy_names(__name__, extras={"langchain": "agents"})
+    __getattr__, __dir__, __all__ = lazy_names(__name__, extras={"langchain": "agents", "opentelemetry": "tracing"})

@@ -1,25 +1,20 @@
-"""Confidence in traces: in OpenTelemetry's, OpenInference's among them, and in LangSmith's runs."""
+"""`UncertaintyTracer`: confidence in OpenTelemetry traces, OpenInference's among them."""
 
 from __future__ import annotations
 
 import sys
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from langchain_core.outputs import ChatGeneration, LLMResult
-from langchain_core.tracers import LangChainTracer
-from langchain_core.tracers.schemas import Run
+from opentelemetry._logs import LoggerProvider
+from opentelemetry.trace import INVALID_SPAN, Span, get_current_span
 
 from langchain_semgrad_guard.deciding import TracingHandler
 from langchain_semgrad_guard.messages import verdict_of
 from semgrad_guard.adapters.traces import EvaluationLog
 from semgrad_guard.errors import LowConfidenceError
-from semgrad_guard.records import trace_fields
-
-if TYPE_CHECKING:  # it needs the extra `tracing`
-    from opentelemetry._logs import LoggerProvider
-    from opentelemetry.trace import Span
 
 _OPENINFERENCE = "openinference.instrumentation.langchain"
 
@@ -39,9 +34,6 @@ class UncertaintyTracer(TracingHandler):
 
     Args:
         logger_provider: where events go; default: OpenTelemetry's global one.
-
-    Raises:
-        MissingExtraError: OpenTelemetry is not installed.
     """
 
     run_inline = True  # on the caller's thread, where the current span is, and before tracers that end spans
@@ -65,28 +57,8 @@ class UncertaintyTracer(TracingHandler):
 
 def _span_of(run_id: UUID) -> Span:
     """OpenInference's span of a run, while it is open; the current one where it is not in use."""
-    from opentelemetry.trace import INVALID_SPAN, get_current_span
-
     module: Any = sys.modules.get(_OPENINFERENCE)  # imported by every instrumentor
     instrumentor = None if module is None else module.LangChainInstrumentor()
     if instrumentor is None or not instrumentor.is_instrumented_by_opentelemetry:
         return get_current_span()
     return instrumentor.get_span(run_id) or INVALID_SPAN
-
-
-class UncertaintyLangChainTracer(LangChainTracer):
-    """LangChain's LangSmith tracer, which also writes verdicts into the metadata of the runs they are about.
-
-        chat.invoke(question, config={"callbacks": [UncertaintyLangChainTracer()]})
-
-    It takes the place of the tracer that LANGSMITH_TRACING adds: LangChain adds none where there is one. Runs can then
-    be filtered by `semgrad_guard.action`, `semgrad_guard.uncertainty` and so on. It is a tracer of its own, because
-    runs are sent as soon as they end.
-    """
-
-    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> Run:
-        """Add the verdict, if the answer carries one, before the run is sent."""
-        verdict, run = verdict_of(response), self.run_map.get(str(run_id))
-        if verdict is not None and run is not None:
-            run.add_metadata(trace_fields(verdict.metadata()))
-        return super().on_llm_end(response, run_id=run_id, **kwargs)

@@ -158,7 +158,7 @@ import langchain_semgrad_guard
 from semgrad_guard.errors import MissingExtraError
 print(langchain_semgrad_guard.ChatSemGrad.__name__)
 try:
-    getattr(langchain_semgrad_guard, sys.argv[2])()
+    getattr(langchain_semgrad_guard, sys.argv[2])
 except MissingExtraError as error:
     print(error)
 """
