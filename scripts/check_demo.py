@@ -15,7 +15,6 @@ from dataclasses import replace
 from rich.console import Console
 
 from langchain_semgrad_guard import demo
-from langchain_semgrad_guard.demo import report
 from langchain_semgrad_guard.demo.library import BM25Retriever, Question, documents, questions
 from semgrad_guard import LanguageModel
 
@@ -44,7 +43,7 @@ def main() -> int:
     pool = [reworded(question) for question in questions()[: parser.parse_args().questions]]
     model, library = LanguageModel.from_pretrained("smollm2"), BM25Retriever.over(documents())
     made = replace(demo.calibrated_before(Console(), model, "smollm2", library, ()), held_out=pool)
-    effect = report.effect(made, demo.ask(made.chain, pool))
+    effect = demo.effect(made, demo.ask(made.chain, pool))
     print(f"Promised: at most {made.alpha:.0%} wrong. Effect: {effect}.")
     right = effect.answers - effect.wrong
     return 0 if 2 * effect.withheld_wrong >= effect.wrong and 2 * effect.withheld_right <= right else 1

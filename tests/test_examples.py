@@ -12,7 +12,7 @@ from langchain_core.runnables import RunnableLambda
 from rich.console import Console
 
 from langchain_semgrad_guard import demo
-from langchain_semgrad_guard.demo import report, run
+from langchain_semgrad_guard.demo import Demo, outcome, run
 from langchain_semgrad_guard.demo.library import SHOWN, questions
 from semgrad_guard import METADATA_KEY, Verdict, calibrate
 from semgrad_guard.grading import Contains
@@ -138,7 +138,7 @@ def test_the_demo_grades_answers_by_their_questions() -> None:
     written = io.StringIO()
     console = Console(width=200, file=written)
     chain, calibration = RunnableLambda(lambda _: messages[0]), calibrate([0.1], [True], alpha=0.1, delta=0.1)
-    shown = report.Demo(chain, calibration, [question] * 2, Contains(), stages=1, alpha=0.1, delta=0.1)
-    report.outcome(console, shown, messages)
+    shown = Demo(chain, calibration, [question] * 2, Contains(), stages=1, alpha=0.1, delta=0.1)
+    outcome(console, shown, messages)
     assert "2 delivered (0 of them from the library), 0 wrong" in written.getvalue()
     assert "error 0.0% without the guard" in written.getvalue()

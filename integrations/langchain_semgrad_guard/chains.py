@@ -1,26 +1,57 @@
-"""`guarded`: a chain, each of whose runs is one question."""
+"""Chains, each of whose runs is one question: guarded (`guarded`), and calibrated (`calibrate_chain`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, Unpack, cast
+from uuid import uuid4
 
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.callbacks.manager import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.runnables.config import patch_config
 from pydantic import BaseModel
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.deciding import Deciding
-from langchain_semgrad_guard.router import UncertaintyRouterCallback, only_asking
-from langchain_semgrad_guard.targets import chat_model_in, fields_of, invoked, replying, require_runnable
+from langchain_semgrad_guard.router import (
+    UncertaintyRouterCallback,
+    chat_model_in,
+    fields_of,
+    invoked,
+    is_interrupted,
+    only_asking,
+    replying,
+    require_runnable,
+)
 from semgrad_guard import METADATA_KEY, Verdict
+from semgrad_guard.adapters.calibrating import Runs
+from semgrad_guard.adapters.examples import AnyGrader, RunOptions, calibrated
+from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
-from semgrad_guard.guard import Reply, Steps, Work, answered, is_escalating, is_withheld, sealed
+from semgrad_guard.guard import (
+    Paused,
+    Question,
+    Reply,
+    Steps,
+    Work,
+    adrive,
+    answered,
+    drive,
+    is_escalating,
+    is_withheld,
+    question_of,
+    sealed,
+)
+
+_KEPT = 1000
+"""How many paused questions a chain remembers; of older ones it does not know which calls were let through."""
 
 Abstention = Callable[[Any, Verdict], Any]
 """What stands for a withheld result, given the chain's input and the verdict, whose text is the abstain message."""
@@ -31,6 +62,7 @@ class Guarded(Runnable[Any, Any]):
 
     def __init__(self, chain: Runnable[Any, Any], router: UncertaintyRouterCallback, abstain: Abstention) -> None:
         self.chain, self.router, self.abstain, self.name = chain, router, abstain, f"guarded_{chain.get_name()}"
+        self._paused = OrderedDict[tuple[str, str], list[Verdict]]()
 
     @property
     def OutputType(self) -> Any:  # noqa: N802 - LangChain's name
@@ -66,8 +98,7 @@ class Guarded(Runnable[Any, Any]):
 
         return await self._acall_with_config(call, input, config)
 
-    def _work(self, given: Any, config: RunnableConfig, kwargs: dict[str, Any]) -> Work:
-        """The work of one question, whose error holds no draft."""
+    def _work(self, given: Any, config: RunnableConfig, kwargs: dict[str, Any]) -> Work:  # its error holds no draft
         return Work.of(lambda: self._steps(given, config, kwargs)).replacing(sealed)
 
     def _steps(self, given: Any, config: RunnableConfig, kwargs: dict[str, Any]) -> Steps[Any]:
@@ -76,7 +107,11 @@ class Guarded(Runnable[Any, Any]):
 
         def run() -> Steps[Any]:
             with only_asking():
-                return (yield invoked(chain, given, config, kwargs))
+                question = self._resumed(given, config)
+                result = yield invoked(chain, given, config, kwargs)
+            if question.refused is None and (isinstance(result, Paused) or is_interrupted(result)):
+                self._remember(question, config)
+            return Paused(_Interrupted(result)) if is_interrupted(result) else result
 
         def ask(_: Any) -> Work:
             if is_escalating(router):
@@ -84,12 +119,42 @@ class Guarded(Runnable[Any, Any]):
             target: Any = router.escalate_to
             return replying(router, invoked(target, given, _outside(config)), read=_reply)
 
-        outcome = yield from answered(router, Work.of(run), lambda found: Work.at_once(lambda: _text_of(found)), ask)
+        try:
+            outcome = yield from answered(router, Work.of(run), _reading, ask)
+        except _Interrupted as pause:
+            return pause.args[0]
         verdict, result = outcome.verdict, outcome.answer
         if result is None and is_withheld(verdict):
             return self.abstain(given, verdict)
         keep_draft = router.terms.keep_draft
         return convert.decided(result, verdict, keep_draft=keep_draft) if isinstance(result, AIMessage) else result
+
+    # A graph that interrupts itself answers in several runs, which are one question.
+
+    def _resumed(self, given: Any, config: RunnableConfig) -> Question:
+        """This run's question, with the verdicts from before the pause where this run resumes one."""
+        question, place = cast("Question", question_of(self.router)), _place_of(config)
+        earlier = self._paused.pop(place, [])
+        is_task = callable(config.get("configurable", {}).get("__pregel_read"))  # of a graph, and in its own place
+        if is_task or given is None or type(given).__name__ == "Command":
+            question.verdicts += earlier
+        return question
+
+    def _remember(self, question: Question, config: RunnableConfig) -> None:
+        if (place := _place_of(config))[0]:  # without a thread nothing can be resumed
+            self._paused[place] = list(question.verdicts)
+        while len(self._paused) > _KEPT:
+            self._paused.popitem(last=False)
+
+
+class _Interrupted(Exception):  # noqa: N818 - no error: it ends a question that nothing is decided about
+    """A graph has interrupted itself; its result, which tells that, goes out as it is."""
+
+
+def _place_of(config: RunnableConfig) -> tuple[str, str]:
+    """The conversation of a run, and its place in the graph around it; "" where there is none."""
+    known = config.get("configurable", {})
+    return str(known.get("thread_id", "")), str(known.get("checkpoint_ns", ""))
 
 
 def guarded(
@@ -159,6 +224,10 @@ def _reply(result: Any) -> Reply[Any]:
     return Reply(_text_of(result) if recorded is None else recorded, result)
 
 
+def _reading(result: Any) -> Work:
+    return Work.at_once(partial(_text_of, result))
+
+
 def _text_of(result: Any) -> str:
     found = convert.output_of(result)
     return convert.message_text(found) if isinstance(found, BaseMessage) else str(found)
@@ -199,3 +268,124 @@ def _a_mapping(names: Sequence[str], given: Any, verdict: Verdict) -> dict[str, 
     fields = dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else {}
     turns = [*convert_to_messages(fields.get("messages") or []), _a_message(given, verdict)]
     return {**fields, **{name: turns if name == "messages" else verdict.text for name in names}}
+
+
+# Calibrations.
+
+Chain = Runnable[Any, Any] | Callable[[Any], Any]
+_CONVERSATIONS = ("thread_id", "session_id")
+"""The names by which LangGraph and LangChain know conversations."""
+
+
+class ChainOptions(RunOptions, total=False):
+    """The options of a calibration of a chain."""
+
+    name: str
+    output: Callable[[Any], str]
+    config: RunnableConfig | Callable[[Any], RunnableConfig] | None
+
+
+def calibrate_chain(
+    chain: Chain, examples: Iterable[Any], grader: AnyGrader, **options: Unpack[ChainOptions]
+) -> Calibration:
+    """Run a chain on examples, grade what it delivers, and calibrate on the scores of its questions.
+
+    The score of a question is that of its least certain answer: each call of a model of semgrad-guard's counts, but
+    those of helpers (`router=False`). While it runs nothing is withheld, unless by other routers' `guarded` chains
+    within it. The promise is about prompts of the shape that the chain's own had.
+
+        calibration = calibrate_chain(rag, [("Who built it?", ["Ada"]), ...], "token-f1", alpha=0.1, delta=0.05)
+        router = UncertaintyRouterCallback(Policy.from_calibration(calibration))
+
+    Where each question took one answer the calibration is also one of answers: the model keeps its promise by itself.
+    Else it is for chains in `guarded`, and for code within `asking`.
+
+    Args:
+        chain: the chain as it will run, guarded or not, or a function of the input.
+        examples: pairs of (input, right answer or answers), or {"input": ..., "answers": [...]}.
+        grader: a grader, its name ("contains", "exact-match", "judge=openai:..."), or a function of the delivered text
+            and the right answers.
+        alpha: the largest error rate among the questions that are let through, in (0, 1).
+        delta: the largest probability of breaking that promise, in (0, 1).
+        record: a file (JSON Lines) that keeps every answer with its prompts; an interrupted run resumes from it.
+            Calibrations on one record share delta (`calibration.tries`).
+        name: the chain's name and version, which a record is bound to; change it with documents, prompts or code.
+        max_concurrency: how many inputs are answered together.
+        output: finds the delivered text in the chain's output; needed where that is neither a text, a message, an
+            agent's state nor a mapping with an "answer" or an "output".
+        config: for every run, or a function of the input. Each example has a conversation of its own: a `thread_id`, a
+            `session_id` and all other names that the chain needs, where the config is no function.
+        progress: a line on stderr, a function of (done, in all), or False.
+        **options: others of `ExampleCalibration`.
+
+    Raises:
+        CalibrationError: an example's answer is scored in another way than those before it.
+        InputError: bad examples, an unknown grader or option, or a record of another chain.
+        GradingError: the grader cannot do its work.
+        Exception: the chain's own.
+    """
+    return drive(_calibrated(chain, examples, grader, **options))
+
+
+async def acalibrate_chain(
+    chain: Chain, examples: Iterable[Any], grader: AnyGrader, **options: Unpack[ChainOptions]
+) -> Calibration:
+    """Like `calibrate_chain`, by the chain's asynchronous methods."""
+    return await adrive(_calibrated(chain, examples, grader, **options))
+
+
+def _text(returned: Any) -> str:
+    """The delivered text in the usual outputs of chains."""
+    found = convert.output_of(returned)
+    if isinstance(found, BaseMessage):
+        return str(found.text)
+    if isinstance(found, str):
+        return found
+    raise InputError(
+        f"the chain returned a {type(found).__name__}, in which the delivered text is not known; pass output=lambda "
+        "returned: ..., which finds it"
+    )
+
+
+def _calibrated(
+    chain: Chain,
+    examples: Iterable[Any],
+    grader: AnyGrader,
+    *,
+    name: str = "",
+    output: Callable[[Any], str] = _text,
+    config: RunnableConfig | Callable[[Any], RunnableConfig] | None = None,
+    **options: Any,
+) -> Steps[Calibration]:
+    if not (isinstance(chain, Runnable | Mapping) or callable(chain)):
+        raise InputError(f"a chain is a Runnable or a function of the input, not a {type(chain).__name__}")
+    given: Any = config
+    if not (given is None or isinstance(given, dict) or callable(given)) or not callable(output):
+        raise InputError("config is a dict or a function of the input, output a function of what the chain returns")
+    runnable: Runnable[Any, Any] = coerce_to_runnable(cast("Any", chain))
+    router = runnable.router if isinstance(runnable, Guarded) else None
+    runs = _Runs(runnable, config or {}, name=name, router=router, output=output)
+    return calibrated(runs, examples, grader, **options)
+
+
+@dataclass(frozen=True)
+class _Runs(Runs):
+    """Runs of one chain."""
+
+    chain: Runnable[Any, Any]
+    config: RunnableConfig | Callable[[Any], RunnableConfig]
+
+    def response_of(self, given: Any) -> Steps[Any]:
+        """The chain's output."""
+        chain, config = self.chain, self.config(given) if callable(self.config) else self._fresh(self.config)
+        result = yield Work(lambda: chain.invoke(given, config), lambda: chain.ainvoke(given, config))
+        if is_interrupted(result):
+            raise InputError("the chain interrupts itself: calibrate a function of the input that also resumes it")
+        return result
+
+    def _fresh(self, config: RunnableConfig) -> RunnableConfig:
+        """The config with a conversation of its own."""
+        known = config.get("configurable", {})
+        needed = [spec.id for spec in self.chain.config_specs if spec.id not in known and spec.default is None]
+        fresh = dict.fromkeys((*_CONVERSATIONS, *needed), uuid4().hex)
+        return {**config, "configurable": {**known, **fresh}}

@@ -14,8 +14,7 @@ from pydantic import BaseModel, Field, SecretStr
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.deciding import Call, Deciding
-from langchain_semgrad_guard.messages import AnyTool, openai_tools
-from langchain_semgrad_guard.structured_output import Method, structured
+from langchain_semgrad_guard.messages import AnyTool, Method, openai_tools, structured
 from semgrad_guard import METADATA_KEY, Estimator, Generation, LanguageModel, Message
 from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm, openai_logprobs
 from semgrad_guard.adapters.settings import DECODING, LocalModelFields, read_json, template_calls_tools

@@ -26,18 +26,19 @@ from langchain_core.callbacks import (
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
+from langchain_core.tracers import LangChainTracer
 from langchain_core.tracers._streaming import _StreamingCallbackHandler  # who wants tokens; LangGraph imports it, too
 from langchain_core.tracers.base import BaseTracer
+from langchain_core.tracers.schemas import Run
 from langchain_core.utils.utils import LC_ID_PREFIX
 from langchain_core.utils.uuid import uuid7
 from pydantic import ConfigDict, Field, PrivateAttr, SkipValidation, field_validator
 
 from langchain_semgrad_guard import messages as convert
-from langchain_semgrad_guard.router import ASKING, UncertaintyRouterCallback
-from langchain_semgrad_guard.targets import answering_instead
+from langchain_semgrad_guard.router import ASKING, UncertaintyRouterCallback, answering_instead
 from semgrad_guard import METADATA_KEY, Policy, Verdict
 from semgrad_guard.errors import UnenforcedPolicyError
 from semgrad_guard.guard import (
@@ -58,7 +59,7 @@ from semgrad_guard.guard import (
     run_stream,
     streamed,
 )
-from semgrad_guard.records import PromptForm
+from semgrad_guard.records import PromptForm, trace_fields
 
 RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun
 Turns = list[BaseMessage]
@@ -316,6 +317,24 @@ def _traces(handler: object) -> bool:
 
 class TracingHandler(BaseCallbackHandler):
     """A handler of ours that traces, though it is not one of LangChain's tracers."""
+
+
+class UncertaintyLangChainTracer(LangChainTracer):
+    """LangChain's LangSmith tracer, which also writes verdicts into the metadata of the runs they are about.
+
+        chat.invoke(question, config={"callbacks": [UncertaintyLangChainTracer()]})
+
+    It takes the place of the tracer that LANGSMITH_TRACING adds: LangChain adds none where there is one. Runs can then
+    be filtered by `semgrad_guard.action`, `semgrad_guard.uncertainty` and so on. It is a tracer of its own, because
+    runs are sent as soon as they end.
+    """
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> Run:
+        """Add the verdict, if the answer carries one, before the run is sent."""
+        verdict, run = convert.verdict_of(response), self.run_map.get(str(run_id))
+        if verdict is not None and run is not None:
+            run.add_metadata(trace_fields(verdict.metadata()))
+        return super().on_llm_end(response, run_id=run_id, **kwargs)
 
 
 class _Shown:

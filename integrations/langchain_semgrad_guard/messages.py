@@ -1,10 +1,17 @@
-"""Between LangChain's messages and ours: conversations in, scored answers out, verdicts back again."""
+"""Between LangChain's messages and ours: conversations in, scored answers out, verdicts back again.
+
+And objects instead of messages (`with_structured_output`): a withheld or unfinished answer is an error, no half object.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Literal, TypeVar, cast, get_args
 
+from langchain_core.exceptions import OutputParserException
+from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
@@ -15,15 +22,28 @@ from langchain_core.messages import (
 )
 from langchain_core.messages.ai import UsageMetadata, add_usage
 from langchain_core.messages.tool import invalid_tool_call, tool_call
+from langchain_core.output_parsers import BaseOutputParser, JsonOutputParser, PydanticOutputParser
+from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
 from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.runnables import (
+    Runnable,
+    RunnableBinding,
+    RunnableGenerator,
+    RunnableMap,
+    RunnableParallel,
+    RunnablePassthrough,
+    RunnableSequence,
+)
 from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_openai_tool
+from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.json_schema import dereference_refs
+from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel
 
 from semgrad_guard import METADATA_KEY, Generation, Message, ToolCall, Verdict
 from semgrad_guard.adapters.calls import BLOCKS, new_id, reasoning_of, short_id, verdict_of_record
-from semgrad_guard.errors import InputError
+from semgrad_guard.errors import InputError, LowConfidenceError
+from semgrad_guard.guard import is_withheld
 
 M = TypeVar("M", bound=AIMessage)
 
@@ -76,7 +96,7 @@ def get_verdict(message: BaseMessage) -> Verdict | None:
     is the message's own.
 
     Raises:
-        InputError: there is a record, but of another schema, or damaged.
+        InputError: it is no message; or there is a record, but of another schema, or damaged.
     """
     verdict = stage_verdict(message)
     return None if verdict is None else verdict.delivered
@@ -88,6 +108,8 @@ def stage_verdict(message: BaseMessage) -> Verdict | None:
     Raises:
         InputError: there is a record, but of another schema, or damaged.
     """
+    if not isinstance(cast("object", message), BaseMessage):
+        raise InputError(f"a verdict is on a message (leave StrOutputParser() out), not {message!r:.60}")
     record: Any = message.response_metadata.get(METADATA_KEY)
     if record is None:
         return None
@@ -312,3 +334,111 @@ def call_fields(calls: Sequence[ToolCall], broken: Sequence[str]) -> dict[str, A
 def calls_of(message: AIMessage) -> tuple[ToolCall, ...]:
     """A message's calls, for the chat template."""
     return tuple(ToolCall(call["name"], call["args"], short_id(call["id"])) for call in message.tool_calls)
+
+
+# Structured output.
+
+Method = Literal["json_schema", "function_calling", "json_mode"]
+
+
+def structured(
+    chat: BaseChatModel, schema: dict[str, Any] | type, *, method: Method, include_raw: bool
+) -> Runnable[Any, Any]:
+    """The chat model followed by checks and a parser.
+
+    Raises:
+        InputError: an unknown method.
+    """
+    if method not in get_args(Method):
+        raise InputError(f"method={method!r} is not known; use one of {', '.join(get_args(Method))}")
+    options: dict[str, Any] = {"ls_structured_output_format": {"kwargs": {"method": method}, "schema": schema}}
+    kind: Any = schema if isinstance(schema, type) and is_basemodel_subclass(schema) else None
+    parser: BaseOutputParser[Any]
+    if method == "function_calling":
+        model = chat.bind_tools([schema], tool_choice="any", **options)
+        by_name = JsonOutputKeyToolsParser(key_name=_name(schema), first_tool_only=True)
+        parser = by_name if kind is None else PydanticToolsParser(tools=[kind], first_tool_only=True)
+    else:
+        form: dict[str, Any] = {"type": "json_object"}
+        if method == "json_schema":
+            named = {"name": _name(schema), "schema": convert_to_json_schema(schema)}
+            form = {"type": "json_schema", "json_schema": named}
+        model = chat.bind(response_format=form, **options)
+        parser = JsonOutputParser() if kind is None else PydanticOutputParser(pydantic_object=kind)
+    parse = RunnableGenerator(_delivered, _adelivered) | parser
+    if not include_raw:
+        return model | parse
+    parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parse, parsing_error=lambda _: None)
+    failed = RunnablePassthrough.assign(parsed=lambda _: None)
+    return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+
+
+def structured_by(
+    made: Runnable[Any, Any], model: BaseChatModel, guard: BaseChatModel, *, include_raw: bool
+) -> Runnable[Any, Any]:
+    """The steps that a model built for its structured output, around its guard.
+
+    Raises:
+        InputError: the model has no place in these steps that LangChain's own ways of building give it.
+    """
+    places = list[Any]()
+
+    def around(step: Any) -> Any:
+        held: Any = step  # of a type that no check narrows
+        if step is model or (isinstance(step, RunnableBinding) and held.bound is model):
+            places.append(step)
+            guarded: Any = guard if step is model else held.model_copy(update={"bound": guard})
+            return guarded if include_raw else guarded | RunnableGenerator(_delivered, _adelivered)
+        if isinstance(step, RunnableSequence):
+            return cast("Any", RunnableSequence(*map(around, held.steps)))
+        if isinstance(step, RunnableParallel):
+            return RunnableParallel({name: around(one) for name, one in held.steps__.items()})
+        return held
+
+    steps = around(made)
+    if not places:
+        raise InputError(
+            f"{model.get_name()} builds its structured output in a way that cannot be guarded; bind a tool or a "
+            "response_format to the guard and parse its answer"
+        )
+    return steps
+
+
+def _name(schema: dict[str, Any] | type) -> str:
+    return convert_to_openai_tool(schema)["function"]["name"]
+
+
+def _delivered(messages: Iterator[AIMessage]) -> Iterator[AIMessage]:
+    """The messages as they come, once each is known to be the model's own and, at the end, whole."""
+    text = ""
+    for message in messages:
+        text += _checked(message, text)
+        yield message
+
+
+async def _adelivered(messages: AsyncIterator[AIMessage]) -> AsyncIterator[AIMessage]:
+    text = ""
+    async for message in messages:
+        text += _checked(message, text)
+        yield message
+
+
+def _checked(message: AIMessage, before: str) -> str:
+    """A message's text.
+
+    Raises:
+        LowConfidenceError: a router put an abstention in its place.
+        OutputParserException: the answer was cut before it was complete; parsers would repair it in silence.
+    """
+    verdict, text = stage_verdict(message), str(message.text)
+    if verdict is not None and is_withheld(verdict):
+        raise LowConfidenceError(verdict, draft=verdict.draft, advice=f"{text!r} is no object.")
+    if message.response_metadata.get("finish_reason") == "length":
+        whole = before + text
+        try:
+            json.loads(whole)
+        except ValueError:
+            raise OutputParserException(
+                f"the answer reached max_tokens before it was complete: {whole!r}; raise max_tokens", llm_output=whole
+            ) from None
+    return text

@@ -25,9 +25,8 @@ from pydantic import BaseModel, BeforeValidator, SkipValidation, field_validator
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.deciding import Call, Deciding
-from langchain_semgrad_guard.messages import AnyTool
-from langchain_semgrad_guard.structured_output import Method, structured_by
-from langchain_semgrad_guard.targets import layers
+from langchain_semgrad_guard.messages import AnyTool, Method, structured_by
+from langchain_semgrad_guard.router import layers
 from semgrad_guard import Estimator, LanguageModel, Policy, estimator_of
 from semgrad_guard.adapters.calls import UNREAD_CALLS, AnswerForm, served_options, tells_reasoning
 from semgrad_guard.adapters.settings import naming_faults

@@ -20,17 +20,17 @@ if find_spec("llama_index") is None or find_spec("llama_index.core") is None:
     raise MissingExtraError("llama-index-core", extra="llama-index")
 
 if TYPE_CHECKING:
-    from llama_index_semgrad_guard.calibrating import acalibrate_engine as acalibrate_engine
-    from llama_index_semgrad_guard.calibrating import calibrate_engine as calibrate_engine
+    from llama_index_semgrad_guard.engines import acalibrate_engine as acalibrate_engine
+    from llama_index_semgrad_guard.engines import calibrate_engine as calibrate_engine
     from llama_index_semgrad_guard.engines import guarded as guarded
     from llama_index_semgrad_guard.evaluator import UncertaintyEvaluator as UncertaintyEvaluator
-    from llama_index_semgrad_guard.events import UncertaintyEvent as UncertaintyEvent
-    from llama_index_semgrad_guard.events import UncertaintyEventHandler as UncertaintyEventHandler
-    from llama_index_semgrad_guard.events import UncertaintyTracer as UncertaintyTracer
     from llama_index_semgrad_guard.llm import SemGradLLM as SemGradLLM
+    from llama_index_semgrad_guard.records import UncertaintyEvent as UncertaintyEvent
+    from llama_index_semgrad_guard.records import UncertaintyEventHandler as UncertaintyEventHandler
+    from llama_index_semgrad_guard.records import UncertaintyTracer as UncertaintyTracer
     from llama_index_semgrad_guard.records import get_verdict as get_verdict
-    from llama_index_semgrad_guard.targets import UncertaintyRouterCallback as UncertaintyRouterCallback
-    from llama_index_semgrad_guard.targets import ask_person as ask_person
+    from llama_index_semgrad_guard.router import UncertaintyRouterCallback as UncertaintyRouterCallback
+    from llama_index_semgrad_guard.router import ask_person as ask_person
     from llama_index_semgrad_guard.tool_gate import ToolGate as ToolGate
     from llama_index_semgrad_guard.tool_gate import calibrate_tool_calls as calibrate_tool_calls
     from semgrad_guard.errors import LowConfidenceError as LowConfidenceError

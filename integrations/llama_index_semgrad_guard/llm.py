@@ -21,7 +21,6 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms import callbacks
 from pydantic import Field, SkipValidation, field_serializer, field_validator
 
-from llama_index_semgrad_guard.events import report, reporting
 from llama_index_semgrad_guard.records import (
     REASONING,
     Chunk,
@@ -31,9 +30,11 @@ from llama_index_semgrad_guard.records import (
     chat_response,
     completion,
     raw_record,
+    report,
+    reporting,
     to_conversation,
 )
-from llama_index_semgrad_guard.targets import UncertaintyRouterCallback, work_of
+from llama_index_semgrad_guard.router import UncertaintyRouterCallback, work_of
 from semgrad_guard import (
     METADATA_KEY,
     Estimator,

@@ -143,7 +143,8 @@ def read_examples(examples: Iterable[Any]) -> list[Example]:
     Raises:
         InputError: an entry is neither, or there are none.
     """
-    read = [_example(given, number) for number, given in enumerate(examples, start=1)]
+    given_ones = examples if isinstance(cast("object", examples), Iterable) else ()
+    read = [_example(given, number) for number, given in enumerate(given_ones, start=1)]
     if not read:
         raise InputError("there are no examples to calibrate on")
     return read
@@ -174,8 +175,8 @@ def collected(
         InputError: the record is of another chain or of other examples, or cannot be written.
         Exception: the chain's own, noted with its example; the answers so far are in the record.
     """
-    if max_concurrency < 1:
-        raise InputError(f"max_concurrency must be at least 1, not {max_concurrency}")
+    if not isinstance(cast("object", max_concurrency), int) or max_concurrency < 1:
+        raise InputError(f"max_concurrency is a number, at least 1, not {max_concurrency!r:.60}")
     report: Progress = _line if progress is True else progress or unwatched
     recorded = tuple({estimator.name: estimator for estimator in (*FREE, *needed)}.values())
     names = [estimator.name for estimator in needed]

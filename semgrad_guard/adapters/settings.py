@@ -150,8 +150,10 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
         """A model for weights that are loaded already; `fields` are the constructor's, except those for loading.
 
         Raises:
-            InputError: a field for loading.
+            InputError: a field for loading, or no LanguageModel.
         """
+        if not isinstance(cast("object", language_model), LanguageModel):
+            raise InputError(f"from_model takes a LanguageModel that is loaded, not {language_model!r:.60}")
         if loading := sorted({"model", "thinking", *_LOADING} & set(fields)):
             raise InputError(f"the model is loaded already: set {', '.join(loading)} on the LanguageModel instead")
         made = cls(model=language_model.name, revision=language_model.revision, **fields)

@@ -240,7 +240,7 @@ def _spread(rows: Sequence[Question], scorer: TextScorer, source: ModelSource, w
 def _drift(scored: Sequence[tuple[Question, Verdict]], policy: Policy | None) -> Drift | None:
     """Whether the scores have moved since the calibration; None without one that has scores."""
     from semgrad_guard.calibration import DriftMonitor
-    from semgrad_guard.guard.sentences import watched_score
+    from semgrad_guard.guard.decision import watched_score
 
     if policy is None or policy.calibration is None or not policy.calibration.scores:
         return None

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.policy import withholds as withholds
     from semgrad_guard.guard.promise import Promise as Promise
     from semgrad_guard.guard.promise import combined_promise as combined_promise
-    from semgrad_guard.guard.promise import require_sequel as require_sequel
     from semgrad_guard.guard.promise import split_delta as split_delta
     from semgrad_guard.guard.question import Question as Question
     from semgrad_guard.guard.question import Router as Router

@@ -27,9 +27,8 @@ from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.guard.calibrated_estimator import require_by_sentence
 from semgrad_guard.guard.flow import Draft
-from semgrad_guard.guard.parts import Structure, calls_in_text, scored_parts
+from semgrad_guard.guard.parts import OTHER_TOKENS, WITH_CALLS, Structure, calls_in_text, scored_parts, scored_sentences
 from semgrad_guard.guard.policy import Terms
-from semgrad_guard.guard.sentences import OTHER_TOKENS, WITH_CALLS, scored_sentences
 from semgrad_guard.guard.streams import EarlySentences, StreamSteps, answer_steps
 from semgrad_guard.guard.timing import Work, awaited_all
 from semgrad_guard.guard.verdicts import RecordedScore, current_recorder, unscored

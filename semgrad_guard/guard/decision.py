@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from semgrad_guard.calibration.binding import FIELDS
 from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.call_options import unlike_calls
+from semgrad_guard.calibration.sentences import compared_scores, depending_on
 from semgrad_guard.guard.cut_answers import without_cut_score
 from semgrad_guard.guard.parts import decided_fields, without_values
 from semgrad_guard.guard.policy import Policy, Terms
-from semgrad_guard.guard.sentences import decided_sentences, with_delivered
 from semgrad_guard.guard.verdicts import (
     UNSCORED,
     Settlement,
@@ -22,7 +23,8 @@ from semgrad_guard.guard.verdicts import (
     says_nothing,
     with_promise,
 )
-from semgrad_guard.records import OWN_CODE, Action, PromptForm, Verdict, digest_of
+from semgrad_guard.records import OWN_CODE, Action, PromptForm, SentenceVerdict, Verdict, digest_of
+from semgrad_guard.settings import OnDoubt
 
 _ESTIMATED = "min_confidence decides by an estimate, which promises nothing"
 _OWN_CODE = "the model runs code that cannot be compared with that of the calibration (a hook, a replaced method)"
@@ -152,3 +154,61 @@ def _withheld(draft: Verdict, policy: Policy) -> str:
     if policy.threshold is None:
         return "the calibration found no threshold that keeps its promise, so nothing is let through"
     return "its uncertainty is above the threshold"
+
+
+# By sentence: one is let through where its score, and those of all that it depends on, are.
+
+
+def decided_sentences(
+    sentences: Sequence[SentenceVerdict],
+    *,
+    on_doubt: OnDoubt,
+    lets_through: Callable[[float | None], bool],
+    promises: Callable[[float | None], bool],
+    confidence: Callable[[float | None], float | None],
+) -> tuple[SentenceVerdict, ...]:
+    """The sentences with the decision about each; their ranges are still those of the whole draft."""
+    leans_on = [sentence.leans_on for sentence in sentences]
+    compared = compared_scores([sentence.uncertainty for sentence in sentences], leans_on, on_doubt=on_doubt)
+    through: list[bool] = []
+    for sentence, earlier in zip(sentences, depending_on(leans_on, on_doubt=on_doubt), strict=True):
+        through.append(lets_through(sentence.uncertainty) and (earlier is None or through[earlier]))
+    return tuple(
+        sentence.model_copy(
+            update={
+                "action": "deliver" if passes else on_doubt,
+                "compared": score,
+                "confidence": confidence(score),
+                "promised": passes and promises(score),
+            }
+        )
+        for sentence, passes, score in zip(sentences, through, compared, strict=True)
+    )
+
+
+def watched_score(verdict: Verdict) -> float | None:
+    """The score of an answer that a calibration keeps, and drift compares: by sentence that of the most certain one."""
+    if not verdict.sentences:
+        return verdict.uncertainty
+    return min((sentence.compared for sentence in verdict.sentences if sentence.compared is not None), default=None)
+
+
+def with_delivered(draft: Verdict, *, closing_line: str) -> Verdict:
+    """The verdict with the part of its text that is delivered; behind an answer that was ended early, the line."""
+    text, kept = "", list[SentenceVerdict]()
+    for sentence in draft.sentences:
+        begin = len(text)
+        text += draft.text[sentence.start : sentence.end] if sentence.action == "deliver" else ""
+        kept.append(sentence.model_copy(update={"start": begin, "end": len(text)}))
+    if closing_line and any(sentence.action == "stop" for sentence in kept):
+        text += closing_line if text[-1:].isspace() else f" {closing_line}"
+    withheld = sum(sentence.action != "deliver" for sentence in kept)
+    changes = {
+        "action": "answer",
+        "text": text,
+        "sentences": tuple(kept),
+        "draft": draft.text,
+        "reasoning": None,
+        "reason": f"{withheld} of {len(kept)} sentences are not let through",
+    }
+    return draft.revised(**changes)

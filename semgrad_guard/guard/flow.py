@@ -26,10 +26,9 @@ from semgrad_guard.errors import (
     SemGradGuardError,
     UpstreamError,
 )
-from semgrad_guard.guard.decision import decide, settle
+from semgrad_guard.guard.decision import decide, settle, watched_score
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.question import Question, Router, asking
-from semgrad_guard.guard.sentences import watched_score
 from semgrad_guard.guard.timing import Steps, Work, cancelling, sealed
 from semgrad_guard.guard.verdicts import (
     Settlement,
@@ -284,7 +283,7 @@ def answered(
                 if question.refused is not None or ours or not terms.replaces_failed:  # ours: a mistake in its use
                     raise
                 failed = f"the engine failed ({type(error).__name__})"
-            if isinstance(result, Paused):
+            if isinstance(result, Paused) and question.refused is None:
                 raise result.error
         recorder = current_recorder()
         if recorder is not None and recorder.records(question):

@@ -18,7 +18,7 @@ from semgrad_guard.guard.answering import Answerer
 from semgrad_guard.guard.calibrated_estimator import as_estimator, estimator_of
 from semgrad_guard.guard.flow import Outcome, Reply, TargetReply, answers, one
 from semgrad_guard.guard.policy import Policy, judged_by
-from semgrad_guard.guard.promise import Promise, combined_promise, require_sequel
+from semgrad_guard.guard.promise import Promise, combined_promise
 from semgrad_guard.guard.question import Router
 from semgrad_guard.guard.streams import SentencePiece, StreamSteps, arun_stream, run_stream, streamed
 from semgrad_guard.guard.timing import Steps, Work, adrive, drive
@@ -54,8 +54,7 @@ class Guard:
         options: how to generate; greedy by default.
 
     Raises:
-        BindingMismatchError: at once, if the target's calibration does not follow this one's; at the first answer, if
-            the policy was calibrated for something else.
+        BindingMismatchError: at the first answer, if the policy was calibrated for something else.
         LowConfidenceError: at an answer, in mode "raise".
         DeadlineExceededError: at an answer that takes longer than the router's `timeout`, where `on_error` is "raise".
     """
@@ -84,8 +83,6 @@ class Guard:
             by_sentence=judged_by(self.policy.calibration, by, on_doubt),
         )
         self.escalate_to = router.escalate_to
-        if isinstance(self.escalate_to, Guard):
-            require_sequel(self.policy, self.escalate_to.policy)
 
     @property
     def model(self) -> LanguageModel:

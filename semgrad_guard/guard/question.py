@@ -18,10 +18,11 @@ from uuid import uuid4
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.binding import QUESTIONS
 from semgrad_guard.decision_log.entries import DecisionSink
-from semgrad_guard.declared import names_in
+from semgrad_guard.declared import names_in, require_known
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
 from semgrad_guard.guard.decision import decide
 from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, require_policy
+from semgrad_guard.guard.promise import require_sequel
 from semgrad_guard.guard.verdicts import Settlement, doubt_of, unscored, withheld
 from semgrad_guard.records import ToolCall, Verdict, digest_of
 from semgrad_guard.settings import KeepDraft, Mode, OnError, OnUnscored, Timeout
@@ -59,6 +60,7 @@ class Router:
     Raises:
         InputError: an argument is not as described; or a monitor is to watch whole questions, whose scores are not
             known where they end early.
+        BindingMismatchError: the target is a guarded model whose calibration does not follow this one's.
     """
 
     def __init__(
@@ -71,6 +73,9 @@ class Router:
         **options: Unpack[RouterOptions],
     ) -> None:
         policy = require_policy(policy)
+        require_known(type(self).__name__, options, RouterOptions.__annotations__)
+        if escalate_to is not None:
+            self._require_target(escalate_to)
         if on_unscored is not None:
             policy = replace(policy, on_unscored=on_unscored)
         self.terms = Terms(policy=policy, can_escalate=escalate_to is not None, **options)
@@ -79,8 +84,16 @@ class Router:
                 "a question that is refused ends early, so that its score is not known, and a monitor would compare "
                 "other numbers than those of the calibration: leave monitor out"
             )
-        self.escalate_to, self.trusted_tools = escalate_to, names_in(trusted_tools, "trusted_tools")
+        self.escalate_to: Any = escalate_to
+        self.trusted_tools = names_in(trusted_tools, "trusted_tools")
         self._key = uuid4().hex
+        following = getattr(getattr(escalate_to, "router", escalate_to), "policy", None)  # that of a guarded target
+        if isinstance(following, Policy):
+            require_sequel(policy, following)
+
+    @classmethod
+    def _require_target(cls, target: Any) -> None:
+        """Refuse what is no target of this front, by an `InputError`."""
 
     @classmethod
     def read(cls, given: Any) -> Self | Literal[False] | None:

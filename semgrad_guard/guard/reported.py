@@ -26,8 +26,7 @@ from semgrad_guard.calibration.binding import Unit
 from semgrad_guard.engine.prompts.responses import doubted_from
 from semgrad_guard.engine.sentences import Span, leanings, sentences
 from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.guard.parts import Structure, scored_parts
-from semgrad_guard.guard.sentences import WITHOUT_END, most_doubtful
+from semgrad_guard.guard.parts import WITHOUT_END, Structure, most_doubtful, scored_parts
 from semgrad_guard.guard.verdicts import binding_of, unscored
 from semgrad_guard.records import Message, PromptForm, SentenceVerdict, ToolCall, Verdict, digest_of, is_blank
 from semgrad_guard.settings import REPORTED, OnDoubt

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from semgrad_guard.calibration.binding import Binding
-from semgrad_guard.guard.sentences import none_delivered, undecided_sentences
 from semgrad_guard.records import (
     CallVerdict,
     FieldVerdict,
     PromptForm,
     Score,
+    SentenceVerdict,
     ToolCall,
     Verdict,
     VerdictDetails,
@@ -54,6 +54,17 @@ def undecided(verdict: Verdict) -> Verdict:
     changes: dict[str, Any] = {name: known[name].default for name in _DECIDED}
     changes |= {"action": "answer", "reason": None if verdict.status == "scored" else verdict.reason}
     return verdict.revised(**changes, sentences=undecided_sentences(verdict.sentences))
+
+
+def undecided_sentences(sentences: Sequence[SentenceVerdict]) -> tuple[SentenceVerdict, ...]:
+    """The delivered sentences without the decision about them."""
+    nothing = {"action": "deliver", "compared": None, "confidence": None, "promised": False}
+    kept = [number for number, sentence in enumerate(sentences) if sentence.end > sentence.start]
+    places: dict[int | None, int] = {number: place for place, number in enumerate(kept)}
+    return tuple(
+        sentences[number].model_copy(update={**nothing, "leans_on": places.get(sentences[number].leans_on)})
+        for number in kept
+    )
 
 
 def is_withheld(verdict: Verdict) -> bool:
@@ -88,6 +99,15 @@ def withheld(decided: Verdict, **instead: Any) -> Verdict:
     draft, sentences = decided.text or decided.draft, none_delivered(decided.sentences)
     nothing: dict[str, Any] = {"reasoning": None, "tool_calls": (), "calls": (), "fields": ()}
     return decided.revised(**{**nothing, "draft": draft, "sentences": sentences, **instead})
+
+
+def none_delivered(sentences: Sequence[SentenceVerdict]) -> tuple[SentenceVerdict, ...]:
+    """The sentences of a draft that does not go out, whatever goes out instead."""
+    nowhere = {"start": 0, "end": 0, "promised": False}
+    return tuple(
+        sentence.model_copy(update={**nowhere, **({"action": "stop"} if sentence.action == "deliver" else {})})
+        for sentence in sentences
+    )
 
 
 def external(text: str, *, tool_calls: tuple[ToolCall, ...] = (), estimator: str = UNSCORED, **facts: Any) -> Verdict:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import pickle
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import langchain_semgrad_guard as langchain
+import llama_index_semgrad_guard as llama_index
 from semgrad_guard import (
     Calibration,
     DriftMonitor,
@@ -22,13 +25,16 @@ from semgrad_guard import (
     LanguageModel,
     Message,
     Policy,
+    Router,
     SemGrad,
     Verdict,
     calibrate,
 )
 from semgrad_guard.decision_log.decision_log import DecisionLog
+from semgrad_guard.engine.answers.options import Sampling
 from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.guard.question import Router
+from semgrad_guard.estimators import SemanticEntropy
+from semgrad_guard.estimators.base import Estimator
 from semgrad_guard.guard.verdicts import unscored
 from tests.engine.chat_templates import template
 
@@ -134,12 +140,13 @@ def test_two_calibrated_stages_share_the_promise(language_model: LanguageModel) 
     assert chain.promise.alpha == 0.2
     assert chain.promise.delta == pytest.approx(0.1)
     on_all_questions = Policy.from_calibration(calibrated(reader))
-    with pytest.raises(BindingMismatchError, match="harder than all questions"):
-        guard(
-            language_model,
-            Policy.from_calibration(first),
-            escalate_to=guard(language_model, on_all_questions, prompt_template="reading"),
-        )
+    chain, engine = langchain.UncertaintyRouterCallback, llama_index.UncertaintyRouterCallback
+    chat = langchain.ChatSemGrad.from_model(language_model, router=chain(on_all_questions))
+    llm = llama_index.SemGradLLM.from_model(language_model, router=engine(on_all_questions))
+    own = guard(language_model, on_all_questions, prompt_template="reading")
+    for router, target in ((Router, own), (chain, chat.bind(stop=["x"])), (engine, llm)):
+        with pytest.raises(BindingMismatchError, match="harder than all questions"):
+            router(Policy.from_calibration(first), target)
 
 
 @pytest.mark.parametrize("what", ["model", "estimator", "settings", "template", "decoding"])
@@ -306,3 +313,77 @@ def test_a_router_goes_to_another_process_with_its_log_and_its_monitor(tmp_path:
         assert other.terms.monitor.add(0.5).n == 2
         assert monitor.report().n == 1
         other.terms.log.close()  # type: ignore[attr-defined]
+
+
+# An answer that there was no room to score is delivered by the policy for answers without a score.
+
+ASKED = ["q", "another question", "why?"]
+
+
+@contextmanager
+def no_room(model: LanguageModel, when: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+    """A layer asks the allocator for more than there is, for some of the passes."""
+
+    def hook(_: Any, args: tuple[torch.Tensor, ...]) -> None:
+        if when(args[0]):
+            torch.empty(1 << 52)
+
+    handle = model._model.model.layers[3].register_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def guard_of(model: LanguageModel, on_unscored: Any, estimator: Estimator | None = None) -> Guard:
+    policy = Policy(threshold=1e308, on_unscored=on_unscored, on_cut="score")
+    return Guard(model, Router(policy, lambda _: "elsewhere"), estimator=estimator, options=OPTIONS)
+
+
+@pytest.mark.parametrize("way", ["batch", "abatch", "stream", "astream"])
+@pytest.mark.parametrize("on_unscored", ["answer", "abstain", "escalate"])
+def test_it_is_delivered_by_the_policy(on_unscored: str, way: str, language_model: LanguageModel) -> None:
+    expected = [generation.text for generation in language_model.generate_batch(ASKED, OPTIONS)]
+    guarded = guard_of(language_model, on_unscored)
+    with no_room(language_model, lambda states: states.requires_grad):
+        verdicts = verdicts_of(guarded, way)
+    for verdict, text in zip(verdicts, expected, strict=True):
+        assert verdict.text == {"answer": text, "abstain": "I don't know.", "escalate": "elsewhere"}[on_unscored]
+        assert (verdict.action, verdict.status, verdict.uncertainty) == (on_unscored, "failed", None)
+        assert "memory ran out" in str(verdict.reason)
+        assert not verdict.promised
+    assert [verdict.status for verdict in guarded.batch(ASKED)] == ["scored"] * 3
+
+
+def verdicts_of(guarded: Guard, way: str) -> list[Any]:
+    if way == "batch":
+        return guarded.batch(ASKED)
+    if way == "abatch":
+        return asyncio.run(guarded.abatch(ASKED))
+    if way == "stream":
+        return [guarded.stream(question).verdict for question in ASKED]
+
+    async def streamed() -> list[Any]:
+        return [await guarded.astream(question).verdict() for question in ASKED]
+
+    return asyncio.run(streamed())
+
+
+def test_the_others_of_a_batch_have_their_scores(language_model: LanguageModel) -> None:
+    guarded = guard_of(language_model, "answer")
+    alone = [guarded(question).uncertainty for question in ASKED]
+    with no_room(language_model, lambda states: states.requires_grad and len(states) > 1):
+        verdicts = guarded.batch(ASKED)
+    assert [verdict.uncertainty for verdict in verdicts] == pytest.approx(alone, rel=1e-9)
+
+
+def test_methods_that_sample_are_tried_answer_by_answer_too(language_model: LanguageModel) -> None:
+    estimator = SemanticEntropy(Sampling(count=3, max_tokens=4))
+    guarded = guard_of(language_model, "answer", estimator)
+    with no_room(language_model, lambda states: states.shape[0] > 3):  # the samples of one answer fit
+        verdicts = guarded.batch(ASKED)
+    assert [verdict.status for verdict in verdicts] == ["scored"] * 3
+    with no_room(language_model, lambda states: states.shape[0] >= 3 and states.shape[1] == 1):
+        verdict = guarded(ASKED[0])
+    assert verdict.status == "failed"
+    assert "memory ran out" in str(verdict.reason)

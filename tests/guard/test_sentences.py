@@ -20,10 +20,9 @@ from semgrad_guard.errors import (
     LowConfidenceError,
 )
 from semgrad_guard.estimators import GreatestEntropy, MaxProbability, ParaGrad, SemanticEntropy
-from semgrad_guard.guard.decision import settle
+from semgrad_guard.guard.decision import settle, watched_score
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.policy import Terms
-from semgrad_guard.guard.sentences import watched_score
 from semgrad_guard.guard.streams import SentencePiece, StreamSteps, run_stream, streamed
 from semgrad_guard.guard.timing import Work
 from semgrad_guard.guard.verdicts import undecided, unscored

@@ -26,9 +26,8 @@ from langchain_semgrad_guard import (
 )
 from semgrad_guard.errors import UnenforcedPolicyError
 
-from .listening import shown
 from .scripted import CANARY, SURE, WITHHELD, Scripted, router
-from .support import NOTHING, RUNS, verdict_of
+from .support import NOTHING, RUNS, shown, verdict_of
 
 ASKED: Any = {"messages": [("human", "q")]}
 

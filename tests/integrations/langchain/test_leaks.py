@@ -24,8 +24,8 @@ from semgrad_guard import Policy
 from semgrad_guard.errors import AnswerFailedError
 from semgrad_guard.settings import Mode
 
-from .listening import Ear, Tracer, errors_of, record_of, shown
 from .scripted import CANARY, THRESHOLD, Scripted
+from .support import Ear, Tracer, errors_of, record_of, shown
 from .ways import FOUND, QUESTION, WAYS, WAYS_OF_MODELS, texts_of
 
 WITHHELD = "I would rather not say."

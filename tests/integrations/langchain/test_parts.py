@@ -23,9 +23,8 @@ from semgrad_guard.guard.parts import allows_null, calibrate_fields, fields_of, 
 from semgrad_guard.guard.verdicts import RecordedDraft, recording
 from semgrad_guard.records import FieldVerdict, PromptForm, ToolCall
 
-from .listening import Ear
 from .scripted import Scripted
-from .support import verdict_of
+from .support import Ear, verdict_of
 from .ways import collect
 
 

@@ -7,6 +7,7 @@ import copy
 import threading
 import typing
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from contextvars import copy_context
 from typing import Annotated, Any
 
@@ -21,9 +22,9 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrou
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphRecursionError
-from langgraph.graph import START, StateGraph
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import add_messages
-from langgraph.types import Command, interrupt
+from langgraph.types import Command, Interrupt, interrupt
 from typing_extensions import TypedDict
 
 from langchain_semgrad_guard import (
@@ -32,14 +33,14 @@ from langchain_semgrad_guard import (
     LowConfidenceError,
     UncertaintyRouterCallback,
     asking,
+    calibrate_chain,
     guarded,
 )
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
 
-from .listening import Ear, record_of, shown, unpickled
 from .scripted import CANARY, SURE, WITHHELD, Scripted, router
-from .support import verdict_of
+from .support import Ear, Run, record_of, shown, unpickled, verdict_of
 from .ways import collect
 
 PROMPT = ChatPromptTemplate.from_template("{question}")
@@ -292,6 +293,96 @@ def test_interrupts_of_the_graph_around_pass(on_error: Any) -> None:
     config = {"configurable": {"thread_id": "1"}}
     assert "__interrupt__" in compiled.invoke({"text": SURE}, config)
     assert compiled.invoke(Command(resume="please"), config)["text"] == f"You said: {SURE} please"
+
+
+# A graph that interrupts itself: a question in several runs.
+
+SAID: Any = {"messages": [("human", "q")]}
+
+
+def thread(name: str) -> Any:
+    return {"configurable": {"thread_id": name}}
+
+
+def asks(state: Any) -> Any:
+    return {"messages": [HumanMessage(interrupt("more?"))]}
+
+
+@tool(description="Calls a person.")
+def phone(number: str) -> str:
+    return interrupt(f"{number}?")
+
+
+def pausing(own: Any, place: str) -> Any:
+    """A graph that asks a person: before the model writes, behind it, between two calls, in a graph or a tool of it."""
+    if place == "tool":
+        call = AIMessage("", tool_calls=[{"name": "phone", "args": {"number": "1"}, "id": "1", "type": "tool_call"}])
+        own = own.model_copy(update={"model": Scripted(script=lambda turns: echo(turns) if len(turns) > 1 else call)})
+        return create_agent(own, [phone], checkpointer=InMemorySaver())
+    graph, last = StateGraph(MessagesState), START
+    for name in ("write", "again"):
+        graph.add_node(name, lambda state: {"messages": [own.invoke(state["messages"])]})
+    inner = StateGraph(MessagesState).add_node("asks", asks).add_edge(START, "asks").compile()
+    graph.add_node("ask", inner if place == "subgraph" else asks)
+    graph.add_node("end", lambda state: {"messages": [AIMessage(state["messages"][-1].text)]})
+    for name in {"behind": ["write", "ask", "end"], "between": ["write", "ask", "again"]}.get(place, ["ask", "write"]):
+        last = graph.add_edge(last, name) and name
+    return graph.compile(checkpointer=InMemorySaver())
+
+
+@pytest.mark.parametrize("place", ["before", "behind", "between", "subgraph", "tool"])
+@pytest.mark.parametrize("mode", ["enforce", "annotate", "raise"])
+def test_a_graph_that_pauses_is_resumed_and_then_decided_about(place: str, mode: Any, run: Run) -> None:
+    log: list[Any] = []
+    rules = router(mode=mode, notify=log.append, trusted_tools=["phone"])
+    chain = guarded(pausing(model(rules), place), rules)
+    for name in ("1", "2"):  # at the same time
+        assert [type(one) for one in run(chain, SAID, thread(name))["__interrupt__"]] == [Interrupt]
+    assert log == []
+    text = run(chain, Command(resume=SURE), thread("1"))["messages"][-1].text
+    assert (text, [one.action for one in log]) == (SURE if place == "behind" else f"You said: {SURE}", ["answer"])
+    with pytest.raises(LowConfidenceError) if mode == "raise" and place != "behind" else nullcontext():
+        text = run(chain, Command(resume=CANARY), thread("2"))["messages"][-1].text
+        assert (text == WITHHELD) == (mode == "enforce" and place != "behind")
+
+
+def test_pauses_in_streams_and_forged_ones() -> None:
+    rules = router()
+    chain = guarded(pausing(model(rules), "before"), rules)
+    for kind in ("values", "updates", ["updates", "custom"]):
+        (pieces,) = chain.stream(SAID, thread(str(kind)), stream_mode=kind)
+        assert "more?" in repr(pieces)
+    assert chain.invoke(SAID, thread("v2"), version="v2").interrupts[0].value == "more?"
+    passing = guarded(RunnablePassthrough(), rules, abstain=lambda given, verdict: verdict.text)
+    assert passing.invoke({"answer": CANARY, "__interrupt__": [{"value": "more?", "id": "1"}]}) == WITHHELD
+    with pytest.raises(InputError, match="resumes"):
+        calibrate_chain(chain, [(SAID, ["a"])], "contains", alpha=0.2, delta=0.2, progress=False)
+
+
+def test_a_pause_within_a_graph_around() -> None:
+    rules = router()
+    chain = guarded(pausing(model(rules), "behind"), rules)
+    outer = StateGraph(MessagesState).add_node("ask", lambda state: chain.invoke({"messages": state["messages"][:1]}))
+    graph = outer.add_edge(START, "ask").compile(checkpointer=InMemorySaver())
+    assert "__interrupt__" in graph.invoke(SAID, thread("1"))
+    assert graph.invoke(Command(resume=SURE), thread("1"))["messages"][-1].text == SURE
+
+
+def test_a_pause_tells_nothing_about_the_next_question() -> None:
+    own = model(rules := router())
+
+    def write(state: Any) -> Any:
+        own.invoke(state["messages"])
+        return asks(state)
+
+    graph = StateGraph(MessagesState).add_node("write", write).add_edge("write", "close")
+    graph.add_node("close", lambda state: {"messages": [AIMessage(state["messages"][-1].text)]})
+    graph.add_conditional_edges(START, lambda state: state["messages"][-1].text, {"skip": "close", SURE: "write"})
+    chain: Any = guarded(graph.compile(checkpointer=InMemorySaver()), rules)
+    for place in ("", "a place in a graph, as a client writes it"):
+        config: Any = {"configurable": {"thread_id": "1", "checkpoint_ns": place}}
+        assert "__interrupt__" in chain.invoke({"messages": [HumanMessage(SURE)]}, config)
+        assert chain.invoke({"messages": [HumanMessage("skip")]}, config)["messages"][-1].text == WITHHELD
 
 
 def test_copies_and_streams() -> None:

@@ -22,7 +22,7 @@ from tests.pairwise import in_turn
 from tests.random_llama import CALLS
 
 from .conftest import Passages
-from .scripted import verdict_of
+from .ways import verdict_of
 
 PASS = UncertaintyRouterCallback(Policy(threshold=1e308, on_cut="score"))
 QUESTION = "What is 2 times 3?"

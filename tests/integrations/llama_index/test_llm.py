@@ -1,38 +1,43 @@
-"""`SemGradLLM`: eight methods, one answer, one score, one pair of events."""
+"""`SemGradLLM`: eight methods, one answer, one score, one pair of events; it stops where its reader leaves."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from threading import Event
 from typing import Any, Literal
 
 import pytest
+from llama_index.core.agent.workflow import ReActAgent
 from llama_index.core.base.llms.types import (
     ChatMessage,
+    ChatResponse,
     ImageBlock,
     LLMMetadata,
     TextBlock,
     ThinkingBlock,
     ToolCallBlock,
 )
+from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.llms import CustomLLM
 from llama_index.core.prompts import PromptTemplate
 from pydantic import BaseModel, PrivateAttr
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback
+from llama_index_semgrad_guard import SemGradLLM, UncertaintyEvaluator, UncertaintyRouterCallback, guarded
 from semgrad_guard import LanguageModel, Policy, calibrate
 from semgrad_guard.errors import EmptyResponseError, InputError, LowConfidenceError, UnsupportedToolsError
 from semgrad_guard.estimators import MaxProbability
 from semgrad_guard.guard.verdicts import binding_of, recording
 from tests.engine.chat_templates import template
 from tests.pairwise import in_turn
-from tests.steps import LIMIT, Steps, until
+from tests.steps import LIMIT, Steps, until, until_stopped
+from tests.thinking import ANSWERS, THOUGHTS, thinking_model, written
 
 from .conftest import Heard
-from .ways import LLM_WAYS, MESSAGES
+from .ways import LLM_WAYS, MESSAGES, reading, verdict_of
 from .ways import QUERY as QUESTION
 
 METHODS = [name for name in LLM_WAYS if name.removeprefix("a").removeprefix("stream_") in ("chat", "complete")]
@@ -253,3 +258,145 @@ def test_the_estimator_is_that_of_the_routers_calibration(wide: LanguageModel) -
     calibration = calibrate([i / 99 for i in range(99)], [True] * 99, alpha=0.1, delta=0.1, binding=binding)
     llm = SemGradLLM.from_model(wide, router=UncertaintyRouterCallback(Policy.from_calibration(calibration)))
     assert llm.score(QUESTION, "Paris").estimator == MaxProbability.name
+
+
+# Deadlines, cancelled tasks, closed streams.
+
+PASS, PLACE = Policy(threshold=1e308, on_cut="score"), "Where is Paris?"
+ROUTER = UncertaintyRouterCallback(PASS)
+Ask = Callable[[SemGradLLM], Any]
+
+
+@pytest.fixture
+def endless(make_language_model: Callable[..., LanguageModel]) -> tuple[SemGradLLM, Any]:
+    model = make_language_model(max_position_embeddings=4096)
+    return SemGradLLM.from_model(model, max_tokens=3000, temperature=1.0, seed=1, router=ROUTER), model
+
+
+WAYS: dict[str, Ask] = {
+    "llm": lambda llm: llm.acomplete(PLACE),
+    "query": lambda llm: guarded(reading(llm), ROUTER).aquery(PLACE),
+    "stream": lambda llm: guarded(reading(llm, streaming=True), ROUTER).aquery(PLACE),
+    "chat": lambda llm: guarded(SimpleChatEngine.from_defaults(llm=llm), ROUTER).achat(PLACE),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_cancelled_task_stops_the_model(way: str, endless: tuple[SemGradLLM, Any]) -> None:
+    llm, model = endless
+    reached, steps = held(model)
+    task = asyncio.ensure_future(_awaited(WAYS[way](llm)))
+    await reached.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await require_stopped(steps, llm)
+
+
+async def test_a_cancelled_run_stops_the_model(endless: tuple[SemGradLLM, Any]) -> None:
+    llm, model = endless
+    reached, steps = held(model)
+    handler = ReActAgent(llm=llm, tools=[], streaming=False).run(user_msg=PLACE)
+    await reached.wait()
+    await handler.cancel_run()
+    await require_stopped(steps, llm)
+
+
+async def test_a_cancelled_evaluation_waits_for_no_model(endless: tuple[SemGradLLM, Any]) -> None:
+    llm, model = endless
+    before = threading.enumerate()
+    with model.turn:
+        task = asyncio.ensure_future(UncertaintyEvaluator(llm, PASS).aevaluate(query=PLACE, response="There."))
+        while not (begun := [thread for thread in threading.enumerate() if thread not in before]):
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        until(lambda: not any(thread.is_alive() for thread in begun))
+
+
+def held(model: LanguageModel) -> tuple[asyncio.Event, Steps]:
+    """The model waits at its fifth step until it gets the signal to stop; the event is set once it is there."""
+    loop, reached, steps = asyncio.get_running_loop(), asyncio.Event(), Steps(model)
+    steps.at(5, lambda: (loop.call_soon_threadsafe(reached.set), until_stopped()))
+    return reached, steps
+
+
+async def require_stopped(steps: Steps, llm: SemGradLLM) -> None:
+    """The step at which the model was held is its last one, and the next caller gets an answer."""
+    assert await asyncio.to_thread(steps.in_all) <= 5
+    answer = await llm.model_copy(update={"max_tokens": 1}).acomplete(PLACE)
+    assert answer.raw["usage"]["completion_tokens"] == 1
+
+
+async def _awaited(waiting: Any) -> Any:
+    return await waiting
+
+
+@pytest.mark.parametrize("mode", [None, "annotate"])
+def test_a_closed_stream_stops_the_model(mode: Any, endless: tuple[SemGradLLM, Any]) -> None:
+    llm, model = endless
+    llm.router = None if mode is None else UncertaintyRouterCallback(PASS, mode=mode)
+    pieces = llm.stream_complete(PLACE)
+    steps = Steps(model)
+    steps.at(5, until_stopped)
+    next(pieces)
+    pieces.close()
+    asyncio.run(require_stopped(steps, llm))
+
+
+# Reasoning.
+
+PUZZLE = next(iter(ANSWERS))
+ANSWER, REASONED = ANSWERS[PUZZLE], THOUGHTS[PUZZLE]
+
+
+@pytest.fixture(scope="module")
+def thinker() -> SemGradLLM:
+    return SemGradLLM.from_model(thinking_model())
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_chat_tells_the_reasoning_apart(thinker: SemGradLLM, stream: bool) -> None:
+    messages = [ChatMessage(PUZZLE)]
+    pieces: list[ChatResponse] = list(thinker.stream_chat(messages)) if stream else [thinker.chat(messages)]
+    response = pieces[-1]
+    if stream:
+        assert "".join(piece.delta or "" for piece in pieces) == ANSWER
+    assert response.message.content == ANSWER
+    thoughts = [block.content for block in response.message.blocks if isinstance(block, ThinkingBlock)]
+    assert thoughts == [REASONED]
+    verdict = verdict_of(response)
+    assert (verdict.status, verdict.promised) == ("scored", False)
+
+
+async def test_a_streams_reasoning_is_live(thinker: SemGradLLM) -> None:
+    pieces = [piece async for piece in await thinker.astream_chat([ChatMessage(PUZZLE)])]
+    deltas = [piece.additional_kwargs.get("thinking_delta") for piece in pieces]
+    newest = list(filter(None, deltas))
+    assert "".join(newest) == REASONED
+    assert len(newest) > 1
+    first = pieces[0].message.blocks[0]
+    assert isinstance(first, ThinkingBlock)
+    assert (first.content, pieces[0].delta, pieces[0].message.content) == (newest[0], "", "")
+    assert [piece.text for piece in thinker.stream_complete(PUZZLE)][-1] == ANSWER
+
+
+def test_a_completion_and_a_text_from_elsewhere(thinker: SemGradLLM) -> None:
+    response: Any = thinker.complete(PUZZLE)
+    assert (response.text, response.raw["reasoning_content"]) == (ANSWER, REASONED)
+    for text in (written(PUZZLE), f"[THINK]{REASONED}[/THINK]{ANSWER}", f"{REASONED}\n</think>\n\n{ANSWER}"):
+        verdict = thinker.score(PUZZLE, text)
+        assert (verdict.status, verdict.text, verdict.details.reasoning) == ("scored", ANSWER, REASONED)
+    cut: Any = thinker.complete(PUZZLE, stop=["\n\n", "It is"])
+    assert (cut.text, cut.raw["finish_reason"]) == (ANSWER, "stop"), "a stop string looks at the answer alone"
+
+
+@pytest.mark.parametrize("mode", ["enforce", "annotate"])
+def test_the_reasoning_is_withheld_with_the_answer(thinker: SemGradLLM, mode: Any) -> None:
+    router = UncertaintyRouterCallback(Policy(threshold=-1.0), mode=mode)
+    judged = thinker.model_copy(update={"router": router})
+    response = judged.complete(PUZZLE)
+    assert verdict_of(response).status == "scored"
+    assert response.text == (ANSWER if mode == "annotate" else "I don't know.")
+    assert (REASONED in repr(response)) is (mode == "annotate")

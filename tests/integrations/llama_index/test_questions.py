@@ -19,8 +19,7 @@ from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
 
 from .conftest import Passages
-from .scripted import CANARY, WITHHELD, router_of, scripted, verdict_of
-from .ways import Steps, reading
+from .ways import CANARY, WITHHELD, Steps, reading, router_of, scripted, verdict_of
 
 QUERY = "Where is it?"
 

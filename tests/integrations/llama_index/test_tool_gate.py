@@ -21,10 +21,9 @@ from semgrad_guard.adapters.call_gate import TURN
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard.parts import calls_in_text
-from tests.integrations.gates import CLOCK, DOUBTFUL, SCENARIOS, SURE, Call, pay, verdict_on
+from tests.integrations.shared import CLOCK, DOUBTFUL, SCENARIOS, SURE, Call, pay, verdict_on
 
-from .scripted import scripted
-from .ways import reading
+from .ways import reading, scripted
 
 ran: ContextVar[list[str]] = ContextVar("ran")
 

@@ -1,8 +1,9 @@
-"""`ToolGate`: a tool call runs only where its uncertainty keeps the promise; else the agent reads why, and continues.
+"""Middleware of agents: a guard around the model of each call, and a gate for single calls of tools.
 
-Calls are judged once, right after the model wrote them, and the agent's own state keeps which of them may run and which
-tools are closed. So no rewritten, removed or added message changes a decision; and what would run has to be the call
-that was judged.
+`UncertaintyMiddleware` is for an agent whose model comes from elsewhere. `ToolGate` runs a tool call only where its
+uncertainty keeps the promise; else the agent reads why, and continues. Calls are judged once, right after the model
+wrote them, and the agent's own state keeps which of them may run and which tools are closed. So no rewritten, removed
+or added message changes a decision; and what would run has to be the call that was judged.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NotRequired, cast
 
-from langchain.agents.middleware import AgentMiddleware, AgentState, ToolCallRequest
+from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse, ToolCallRequest
 from langchain.agents.middleware.types import PrivateStateAttr
 from langchain_core.decisions import BaseDecisionModel, ClassifierRequest, Question
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
@@ -19,12 +20,74 @@ from langgraph.runtime import Runtime
 from langgraph.types import Command
 from pydantic import TypeAdapter
 
+from langchain_semgrad_guard.deciding import Deciding
 from langchain_semgrad_guard.decisions import require_rule, settings_of, uncertainty_of
-from langchain_semgrad_guard.messages import get_verdict
+from langchain_semgrad_guard.messages import get_verdict, stage_verdict
+from langchain_semgrad_guard.router import UncertaintyRouterCallback
+from langchain_semgrad_guard.served import GuardedChatModel
 from semgrad_guard import METADATA_KEY, Calibration, ToolCall, Verdict
 from semgrad_guard.adapters.call_gate import TURN, CallGate, calibrate_calls, scores_of
+from semgrad_guard.adapters.settings import require_known
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
 from semgrad_guard.guard import Steps, Work, adrive, drive
+
+Request = ModelRequest[Any]
+Response = ModelResponse[Any]
+
+
+class UncertaintyMiddleware(AgentMiddleware[Any, Any, Any]):
+    """Puts a guard around the model of each call, whichever middleware before it has chosen that model.
+
+        create_agent("openai:gpt-5", tools, middleware=[..., UncertaintyMiddleware(router)])
+
+    A message that is not let through calls no tool, so that the agent ends its turn with the abstain message. Put it
+    last in the list: an answer from a model that a middleware behind it puts in is an `UnenforcedPolicyError`. An agent
+    whose model is a `ChatSemGrad` or a `GuardedChatModel` with a router needs no middleware.
+
+    Args:
+        router: the rules.
+        **options: others of `GuardedChatModel` (`scorer`, `estimator`, `by`, `on_doubt`, `carry`, `timeout`).
+
+    Raises:
+        InputError: it is no router, or an option is not known.
+    """
+
+    def __init__(self, router: UncertaintyRouterCallback, **options: Any) -> None:
+        super().__init__()
+        self.router, self._options = UncertaintyRouterCallback.require(router), options
+        require_known("UncertaintyMiddleware", options, GuardedChatModel.model_fields)
+
+    def wrap_model_call(self, request: Request, handler: Callable[[Request], Response]) -> Response:
+        """Call the guarded model."""
+        return self._checked(handler(request.override(model=self._guarded(request.model))))
+
+    async def awrap_model_call(self, request: Request, handler: Callable[[Request], Awaitable[Response]]) -> Response:
+        """Like `wrap_model_call`, on the event loop."""
+        return self._checked(await handler(request.override(model=self._guarded(request.model))))
+
+    def _guarded(self, model: Any) -> Any:
+        if not isinstance(model, Deciding):
+            return GuardedChatModel(model, self.router, **self._options)
+        if model.router in (None, self.router):
+            return model.model_copy(update={"router": self.router})
+        raise UnenforcedPolicyError("the agent's model has another router than its UncertaintyMiddleware: give one")
+
+    def _checked(self, response: Response) -> Response:
+        for message in response.result:
+            if isinstance(message, AIMessage) and not self._has_decided(message):
+                raise UnenforcedPolicyError("a middleware behind this one has put in another model: put this one last")
+        return response
+
+    def _has_decided(self, message: AIMessage) -> bool:
+        """Whether a message is as a model with this policy delivered it."""
+        verdict, policy = stage_verdict(message), self.router.policy
+        return verdict is not None and (verdict.threshold, verdict.details.calibration_id) == (
+            policy.recorded_threshold,
+            policy.calibration_id,
+        )
+
+
+# Single calls of tools.
 
 Result = ToolMessage | Command[Any]
 Score = Callable[[ToolCallRequest], float | None]

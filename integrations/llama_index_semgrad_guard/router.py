@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, Unpack
+from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.llms.types import ChatResponse, CompletionResponse, MessageRole
@@ -13,9 +12,9 @@ from llama_index.core.llms.llm import LLM
 from llama_index.core.workflow import Context, HumanResponseEvent, InputRequiredEvent
 
 from llama_index_semgrad_guard.records import Prompt, decided_of, fields_of, text_of
-from semgrad_guard import Policy, Verdict
+from semgrad_guard import Verdict
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import OnUnscored, Reply, Router, RouterOptions, Steps, Work, external, off_loop
+from semgrad_guard.guard import Reply, Router, Steps, Work, external, off_loop
 
 
 class UncertaintyRouterCallback(Router):
@@ -32,20 +31,11 @@ class UncertaintyRouterCallback(Router):
         InputError: an argument is not as described.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        escalate_to: Any = None,
-        *,
-        on_unscored: OnUnscored | None = None,
-        trusted_tools: Collection[str] = (),
-        **options: Unpack[RouterOptions],
-    ) -> None:
-        is_known = isinstance(escalate_to, LLM | BaseQueryEngine | BaseChatEngine)
-        is_function = callable(escalate_to) and not isinstance(escalate_to, type)
-        if not (escalate_to is None or is_known or is_function):
-            raise InputError(f"escalate_to is an engine, an LLM or a function of the question, not {escalate_to!r:.60}")
-        super().__init__(policy, escalate_to, on_unscored=on_unscored, trusted_tools=trusted_tools, **options)
+    @classmethod
+    def _require_target(cls, target: Any) -> None:
+        is_known = isinstance(target, LLM | BaseQueryEngine | BaseChatEngine)
+        if not is_known and (isinstance(target, type) or not callable(target)):
+            raise InputError(f"escalate_to is an engine, an LLM or a function of the question, not {target!r:.60}")
 
 
 _RESPONSES = (Response, AgentChatResponse, ChatResponse, CompletionResponse)
