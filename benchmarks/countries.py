@@ -34,7 +34,7 @@ from measuring import about
 from numpy.typing import NDArray
 
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
-from semgrad_guard.calibration.sentences import compared_scores
+from semgrad_guard.calibration.sentence_gates import compared_scores
 from semgrad_guard.metrics import auroc
 from semgrad_guard.settings import OnDoubt
 

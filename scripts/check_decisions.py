@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from simulations import WITHIN, arguments, finished, simulated_all, table, when_and_where
 
 from semgrad_guard.calibration import gates
-from semgrad_guard.calibration.sentences import walk_sentences
+from semgrad_guard.calibration.sentence_gates import walk_sentences
 
 DELTA = 0.1
 SIZES = (50, 100, 300)

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from simulations import WITHIN, arguments, finished, simulated_all, table, when_and_where
 
-from semgrad_guard.calibration import sentences
-from semgrad_guard.calibration.sentences import Promise
+from semgrad_guard.calibration.sentence_gates import Promise, totals, walk_sentences
 from semgrad_guard.settings import OnDoubt
 
 ALPHA, DELTA = 0.15, 0.1
@@ -93,7 +92,7 @@ class Truth:
         thresholds = np.unique(scores[np.isfinite(scores)])[::20]
 
         def total(values: NDArray[Any]) -> NDArray[Any]:
-            return sentences.totals(scores, np.diff(values, axis=1, prepend=0), thresholds)
+            return totals(scores, np.diff(values, axis=1, prepend=0), thresholds)
 
         answers = total(np.ones(scores.shape, dtype=int))
         return cls(
@@ -147,7 +146,7 @@ def simulated(design: Design, on_doubt: OnDoubt, n: int, repetitions: int, answe
         scores, wrong = design.draw(rng, n, on_doubt)
         keys = rng.random(scores.shape)
         for promise in get_args(Promise):
-            found = sentences.walk_sentences(scores, wrong, keys, promise=promise, alpha=ALPHA, delta=DELTA).threshold
+            found = walk_sentences(scores, wrong, keys, promise=promise, alpha=ALPHA, delta=DELTA).threshold
             if found is not None and (at := known.at(found)) >= 0:
                 coverage[promise] += known.delivered[at]
                 violated[promise] += design.kind == "flat" or known.rates[promise][at] > ALPHA

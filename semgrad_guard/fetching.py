@@ -166,7 +166,7 @@ def _convert(gguf: Path, folder: Path, model: NamedModel) -> None:
     from safetensors import SafetensorError
 
     from semgrad_guard.engine.models.gguf import load_gguf
-    from semgrad_guard.engine.models.loading import without_weight_bar
+    from semgrad_guard.engine.models.load_faults import without_weight_bar
 
     loaded, tokenizer = cast("tuple[Any, Any]", load_gguf(gguf, model.name, dtype=getattr(torch, model.dtype)))
     if hasattr(loaded.config, "quantization_config"):  # they are plain numbers by now

@@ -1,5 +1,5 @@
 """The settings of models, answers, estimators and policies: each is declared here, once (a server's own are in
-`semgrad_guard.server.settings`).
+`semgrad_guard.server.server_settings`).
 
 A setting is a field of one of these classes, with its type, bounds and default. The engine, the guard, the server, Ray
 and both integrations inherit the field, or take its type and default. Importing this loads neither torch nor

@@ -26,7 +26,7 @@ from semgrad_guard.guard import Guard, Policy, Terms
 from semgrad_guard.loading import EstimatorChoice, ModelSource
 from semgrad_guard.ray import score
 from semgrad_guard.server.app import Limits
-from semgrad_guard.server.settings import LogOptions, OtherServers, ServeOptions, ServerSettings
+from semgrad_guard.server.server_settings import LogOptions, OtherServers, ServeOptions, ServerSettings
 
 COMMANDS: Any = get_command(app).commands  # type: ignore[attr-defined]
 GROUPS = [

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -169,6 +170,12 @@ def test_no_module_has_the_name_of_a_public_name() -> None:
     listed = [(package, name) for package in packages for name in getattr(package, "__all__", ())]
     assert [(package, name) for package, name in listed if isinstance(getattr(package, name), ModuleType)] == []
     assert {f"{package.__name__}.{name}" for package, name in listed} & MODULES.keys() == set()
+
+
+def test_no_two_files_of_a_package_have_one_name() -> None:
+    for package in PACKAGES:
+        files = [path.name for name, path in MODULES.items() if name.startswith(f"{package}.")]
+        assert {name for name, count in Counter(files).items() if count > 1} <= {"__init__.py"}
 
 
 # Only `semgrad_guard.guard` decides: no other module makes an action, or changes one; the rules are in one file.

@@ -31,8 +31,8 @@ from langchain_semgrad_guard.router import (
     require_runnable,
 )
 from semgrad_guard import METADATA_KEY, Verdict
-from semgrad_guard.adapters.calibrating import Runs
 from semgrad_guard.adapters.examples import AnyGrader, RunOptions, calibrated
+from semgrad_guard.adapters.recorded_runs import Runs
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
 from semgrad_guard.guard import (

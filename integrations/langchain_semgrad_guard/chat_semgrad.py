@@ -17,7 +17,7 @@ from langchain_semgrad_guard.deciding import Call, Deciding
 from langchain_semgrad_guard.messages import AnyTool, Method, openai_tools, structured
 from semgrad_guard import METADATA_KEY, Estimator, Generation, LanguageModel, Message
 from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm, openai_logprobs
-from semgrad_guard.adapters.settings import DECODING, LocalModelFields, read_json, template_calls_tools
+from semgrad_guard.adapters.model_fields import DECODING, LocalModelFields, read_json, template_calls_tools
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Draft, Piece, StreamSteps
 

@@ -5,7 +5,7 @@ how improbable the other outcomes must be, so that of the decisions that take th
 probability at least 1 - delta. The labels alone decide: it does not matter whether the probabilities are calibrated.
 
 Of two decisions in one agent's run the second often repeats the first, so the run is the independent unit: with the
-`runs` of the labelled states the promise is that of sentences (`semgrad_guard.calibration.sentences`), runs in the
+`runs` of the labelled states the promise is that of sentences (`semgrad_guard.calibration.sentence_gates`), runs in the
 place of answers: take a run of which something is let through, and one of its decisions at random.
 """
 

@@ -29,7 +29,7 @@ from langchain_semgrad_guard.messages import AnyTool, Method, structured_by
 from langchain_semgrad_guard.router import layers
 from semgrad_guard import Estimator, LanguageModel, Policy, estimator_of
 from semgrad_guard.adapters.calls import UNREAD_CALLS, AnswerForm, served_options, tells_reasoning
-from semgrad_guard.adapters.settings import naming_faults
+from semgrad_guard.adapters.model_fields import naming_faults
 from semgrad_guard.errors import AnswerFailedError, InputError
 from semgrad_guard.guard import (
     Answerer,

@@ -21,8 +21,8 @@ from pydantic import TypeAdapter
 from llama_index_semgrad_guard.records import Source, reporting, text_of
 from llama_index_semgrad_guard.router import UncertaintyRouterCallback, whole, work_of
 from semgrad_guard import METADATA_KEY
-from semgrad_guard.adapters.calibrating import Runs
 from semgrad_guard.adapters.examples import AnyGrader, RunOptions, calibrated
+from semgrad_guard.adapters.recorded_runs import Runs
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Outcome, Steps, Work, adrive, answered, drive

@@ -47,7 +47,7 @@ from semgrad_guard import (
 )
 from semgrad_guard.adapters.call_gate import TURN
 from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm, openai_logprobs
-from semgrad_guard.adapters.settings import LocalModelFields, template_calls_tools
+from semgrad_guard.adapters.model_fields import LocalModelFields, template_calls_tools
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import (
     Draft,

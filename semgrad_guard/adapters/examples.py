@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Required, TypedDict, cast
 
-from semgrad_guard.adapters.calibrating import AnsweredExample, Runs, collected, read_examples
+from semgrad_guard.adapters.recorded_runs import AnsweredExample, Runs, collected, read_examples
 from semgrad_guard.calibration import Binding, Calibration
 from semgrad_guard.calibration.binding import QUESTIONS
 from semgrad_guard.calibration.calibration_set import Copies, read_rate

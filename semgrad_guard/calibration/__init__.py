@@ -12,4 +12,4 @@ from semgrad_guard.calibration.planning import HandGrades as HandGrades
 from semgrad_guard.calibration.planning import Plan as Plan
 from semgrad_guard.calibration.planning import plan as plan
 from semgrad_guard.calibration.planning import rows_to_grade as rows_to_grade
-from semgrad_guard.calibration.sentences import AnswerSentences as AnswerSentences
+from semgrad_guard.calibration.sentence_gates import AnswerSentences as AnswerSentences

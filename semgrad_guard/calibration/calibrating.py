@@ -37,7 +37,7 @@ from semgrad_guard.calibration.calibration_set import (
 )
 from semgrad_guard.calibration.gates import share_of
 from semgrad_guard.calibration.prompt_shape import PromptShape
-from semgrad_guard.calibration.sentences import AnswerSentences, Promise, SentenceSet
+from semgrad_guard.calibration.sentence_gates import AnswerSentences, Promise, SentenceSet
 from semgrad_guard.calibration.thresholds import fit, of_answers, of_part
 from semgrad_guard.declared import is_score
 from semgrad_guard.errors import CalibrationError

@@ -16,7 +16,7 @@ from semgrad_guard.calibration.calibration_set import Copies, Effect
 from semgrad_guard.calibration.gates import ASSUMPTIONS, Procedure, share_of, upper_bound
 from semgrad_guard.calibration.planning import HandGrades
 from semgrad_guard.calibration.prompt_shape import PromptShape
-from semgrad_guard.calibration.sentences import SentencePromise
+from semgrad_guard.calibration.sentence_gates import SentencePromise
 from semgrad_guard.calibration.thresholds import ConfidenceMap, Reachable
 from semgrad_guard.declared import first_fault, is_score
 from semgrad_guard.errors import CalibrationError, InputError

@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field
 from semgrad_guard.calibration import gates, planning
 from semgrad_guard.calibration.calibration_set import CalibrationSet
 from semgrad_guard.calibration.gates import leveled
-from semgrad_guard.calibration.sentences import SentenceSet, sentence_advice
+from semgrad_guard.calibration.sentence_gates import SentenceSet, sentence_advice
 
 FEWEST_FOR_ISOTONIC = 300
 """Scored answers below which the default is Platt's curve over the scores' ranks: an isotonic map of 50 claims .93

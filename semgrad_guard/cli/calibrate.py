@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import click
 import typer
 
-from semgrad_guard.cli import loading
+from semgrad_guard.cli import from_options
 from semgrad_guard.cli.command import ExitCode, Output, code_of_run, one_from_stdin, read_by
 from semgrad_guard.cli.terminal import ERR, note, say, say_unscored
 from semgrad_guard.errors import BindingMismatchError, InputError
@@ -29,7 +29,7 @@ from semgrad_guard.settings import DtypeName, JudgedBy, OnCut, OnDoubt, OnNoThre
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Calibration
     from semgrad_guard.calibration.calibration_set import Copies
-    from semgrad_guard.cli.answers import ModelWriter, ServerWriter
+    from semgrad_guard.cli.drafting import ModelWriter, ServerWriter
     from semgrad_guard.cli.grading import Files
     from semgrad_guard.engine.answers.options import GenerationOptions
     from semgrad_guard.grading import AnswerGrader
@@ -41,12 +41,12 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     *,
     data: Path,
     output: Path,
-    column: loading.Pairs | None = None,
+    column: from_options.Pairs | None = None,
     copies: Literal["keep", "once"] | None = None,
     model: str = POCKET,
     dtype: DtypeName | None = None,
     device: str | None = None,
-    template_option: loading.Pairs | None = None,
+    template_option: from_options.Pairs | None = None,
     engine: str = "transformers",
     alpha: float = 0.1,
     delta: float = 0.1,
@@ -85,9 +85,9 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         raise typer.BadParameter(
             "people grade what --labels holds, and --grader would decide nothing: give one of them"
         )
-    source = loading.source_of(model, dtype=dtype, device=device, template_option=template_option, engine=engine)
+    source = from_options.source_of(model, dtype=dtype, device=device, template_option=template_option, engine=engine)
     files = grading.Files(output, labels=labels)
-    phrasing, sources = loading.phrasing(prompt, system)
+    phrasing, sources = from_options.phrasing(prompt, system)
     written = Output(output, "calibration", read_by(Calibration.load))
     files.require(written, inputs=[data, Path(model), *sources])
     questions = _read(data, column, alpha=alpha, delta=delta, copies=copies)
@@ -101,7 +101,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     by_sentence = judged_by(None, by, on_doubt)
     count = by_hand or 100
     questions = _drawn_questions(questions, count) if by_sentence and few else questions
-    server = loading.server_of(engine)
+    server = from_options.server_of(engine)
     known = estimators_for(estimator) if server is None else ()
     for one in known if by_sentence else ():
         require_by_sentence(one)
@@ -149,12 +149,12 @@ def _chosen(questions: QuestionFile) -> Copies:
 
 
 def _read(
-    data: Path, columns: loading.Pairs | None, *, alpha: float, delta: float, copies: Copies | None
+    data: Path, columns: from_options.Pairs | None, *, alpha: float, delta: float, copies: Copies | None
 ) -> QuestionFile:
     """The questions, with a warning if they are too few for the promise whatever the answers."""
     from semgrad_guard.calibration import gates
 
-    questions = loading.read_data(data, columns, keeps=copies == "keep")
+    questions = from_options.read_data(data, columns, keeps=copies == "keep")
     fewest = gates.fewest_answers(alpha=alpha, delta=gates.share_of(delta, 1))
     if len(questions.rows) < fewest:
         say(
@@ -188,11 +188,11 @@ def gate(  # noqa: PLR0913  # a command's options are its arguments
     calibration: Path,
     band: Path,
     record: bool = False,
-    column: loading.Pairs | None = None,
+    column: from_options.Pairs | None = None,
     model: str = POCKET,
     dtype: DtypeName | None = None,
     device: str | None = None,
-    template_option: loading.Pairs | None = None,
+    template_option: from_options.Pairs | None = None,
     engine: str = "transformers",
     on_no_threshold: OnNoThreshold = "abstain",
     prompt: str = "plain",
@@ -214,20 +214,20 @@ def gate(  # noqa: PLR0913  # a command's options are its arguments
     from semgrad_guard.paper.band import Band, digest
 
     one_from_stdin(data=data, prompt=prompt, system=system)
-    source = loading.source_of(model, dtype=dtype, device=device, template_option=template_option, engine=engine)
+    source = from_options.source_of(model, dtype=dtype, device=device, template_option=template_option, engine=engine)
     files = grading.Files(band)  # the answers are next to the band until the command ends
-    phrasing, sources = loading.phrasing(prompt, system)
+    phrasing, sources = from_options.phrasing(prompt, system)
     made = [Output(band, "band", read_by(Band.load))] if record else []
     files.require(*made, inputs=[data, calibration, Path(model), *sources, *([] if record else [band])])
     recorded = None if record else Band.load(band)
-    rows = loading.read_data(data, column, strict=True).rows
+    rows = from_options.read_data(data, column, strict=True).rows
     phrasing.require(rows)
-    policy = cast("Policy", loading.load_policy(calibration, on_no_threshold))
+    policy = cast("Policy", from_options.load_policy(calibration, on_no_threshold))
     graders = grading.load_graders([] if grader is None else [grader])
     writer = writer_for(
         policy,
         source,
-        loading.server_of(engine),
+        from_options.server_of(engine),
         decoding=GenerationOptions(max_tokens=max_tokens, seed=0),
         phrasing=phrasing,
         template=phrasing.name(rows),
@@ -261,7 +261,7 @@ def writer_for(
         BindingMismatchError: the calibration was made for something else.
         InputError: it is bound to nothing.
     """
-    from semgrad_guard.cli.answers import ModelWriter, ServerWriter
+    from semgrad_guard.cli.drafting import ModelWriter, ServerWriter
     from semgrad_guard.guard import estimator_of
     from semgrad_guard.guard.reported import ReportedScorer
 
@@ -271,7 +271,9 @@ def writer_for(
     if server is None:
         estimator = estimator_of(policy.calibration)
         named = {estimator.name: estimator}
-        writer = ModelWriter(loading.load(source), named, template, decoding, phrasing, on_cut=policy.on_cut or "score")
+        writer = ModelWriter(
+            from_options.load(source), named, template, decoding, phrasing, on_cut=policy.on_cut or "score"
+        )
         mine = writer.binding(bound.grader or "")(estimator)
     else:
         scorer = ReportedScorer.of(source.model, policy.calibration)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from semgrad_guard.cli import loading, terminal
+from semgrad_guard.cli import from_options, terminal
 from semgrad_guard.cli.command import Output, code_of_run, one_from_stdin, read_by, require_outputs
 from semgrad_guard.cli.terminal import OUT, note, progress, say, say_unscored, show_line
 from semgrad_guard.named import POCKET
@@ -29,12 +29,12 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     *,
     output: list[Path],
     data: Path | None = None,
-    column: loading.Pairs | None = None,
+    column: from_options.Pairs | None = None,
     limit: int | None = None,
     model: str = POCKET,
     dtype: DtypeName | None = None,
     device: str | None = None,
-    template_option: loading.Pairs | None = None,
+    template_option: from_options.Pairs | None = None,
     methods: list[str] | None = None,
     nli: str | None = None,
     seed: int = 0,
@@ -66,8 +66,8 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     beside = [read_graded(runs.EvaluationFolder(other).run) for other in others]
     if not no_report:
         require_drawable(files.page.with_suffix(".svg"))
-    source = loading.source_of(model, dtype=dtype, device=device, template_option=template_option)
-    phrasing, sources = loading.phrasing(prompt, system)
+    source = from_options.source_of(model, dtype=dtype, device=device, template_option=template_option)
+    phrasing, sources = from_options.phrasing(prompt, system)
     models = [model, *filter(None, (nli, cross_encoder)), *(name.partition("=")[2] or name for name in grader or ())]
     inputs = [*sources, *([labels] if labels else []), *map(Path, [*models, *([data] if data else [])]), *others]
     with files.made():
@@ -95,11 +95,11 @@ def probe(  # a command's options are its arguments
     *,
     data: Path,
     output: Path,
-    column: loading.Pairs | None = None,
+    column: from_options.Pairs | None = None,
     model: str = POCKET,
     dtype: DtypeName | None = None,
     device: str | None = None,
-    template_option: loading.Pairs | None = None,
+    template_option: from_options.Pairs | None = None,
     no_answers: bool = False,
     system: str | None = None,
     paraphrases: str | None = None,
@@ -120,8 +120,8 @@ def probe(  # a command's options are its arguments
     written, kept, heat_map, scatter = (
         beside(output, suffix) for suffix in (".paraphrases.jsonl", ".answers.jsonl", ".sps.png", ".auroc.png")
     )
-    phrasing, sources = loading.phrasing("plain", system)
-    source = loading.source_of(model, dtype=dtype, device=device, template_option=template_option)
+    phrasing, sources = from_options.phrasing("plain", system)
+    source = from_options.source_of(model, dtype=dtype, device=device, template_option=template_option)
     require_drawable(heat_map)
     outputs = [
         Output(output, "record of a probe", read_by(Probe.load)),
@@ -130,12 +130,12 @@ def probe(  # a command's options are its arguments
         *(Output(path, "picture of a probe", is_drawn) for path in (heat_map, scatter)),
     ]
     require_outputs(outputs, inputs=[data, Path(model), *sources])
-    questions = loading.read_data(data, column, needs="question")
+    questions = from_options.read_data(data, column, needs="question")
     if paraphrases is None:
         with_paraphrases(questions.rows)
-    plan = ProbePlan(batch_size=loading.BATCH, system=phrasing.system)
+    plan = ProbePlan(batch_size=from_options.BATCH, system=phrasing.system)
     with sole_writer(output):
-        language_model = loading.load(source)
+        language_model = from_options.load(source)
         try:
             if paraphrases is not None:
                 rows = _paraphrased(questions.rows, written, paraphrases, nli, language_model)
@@ -163,17 +163,19 @@ def probe(  # a command's options are its arguments
 def _paraphrased(
     questions: Sequence[Question], path: Path, writer: str, nli: str | None, model: LanguageModel
 ) -> list[Question]:
-    from semgrad_guard.cli.answers import asking
+    from semgrad_guard.cli.drafting import asking
     from semgrad_guard.grading.by_name import entailment_model
     from semgrad_guard.paper.probing import by_model, with_written
 
     url, _, name = writer.partition("#")
     ask = asking(url, name) if name else by_model(model)
-    with loading.quietly("Loading what compares questions …"):
+    with from_options.quietly("Loading what compares questions …"):
         judge = None if nli is None else entailment_model(nli)
     with progress("Writing paraphrases") as tell:
         named = writer if name else f"{model.identity.name}, {model.identity.fingerprint}"
-        return with_written(questions, path, ask, writer=named, nli=judge, batch_size=loading.BATCH, on_progress=tell)
+        return with_written(
+            questions, path, ask, writer=named, nli=judge, batch_size=from_options.BATCH, on_progress=tell
+        )
 
 
 def _probe(questions: QuestionFile, plan: ProbePlan, model: LanguageModel, kept: Path | None) -> Probe:

@@ -16,9 +16,9 @@ from rich.table import Table
 
 from semgrad_guard.calibration import Binding
 from semgrad_guard.calibration.calibration_set import Copies
-from semgrad_guard.cli import grading, loading
-from semgrad_guard.cli.answers import ModelWriter, ServerWriter
+from semgrad_guard.cli import from_options, grading
 from semgrad_guard.cli.command import Output, read_by, require_outputs
+from semgrad_guard.cli.drafting import ModelWriter, ServerWriter
 from semgrad_guard.cli.grading import Files, recorded_keys, show_grades
 from semgrad_guard.cli.terminal import OUT, kept_on_interrupt, note, say, say_cut, say_unscored, show_line, status
 from semgrad_guard.engine.answers.options import GenerationOptions
@@ -151,7 +151,7 @@ class Run:
 
     def _writer(self, template: str) -> ModelWriter | ServerWriter:
         if self.server is None:
-            model = loading.load(self.source)
+            model = from_options.load(self.source)
             estimators = {estimator.name: estimator for estimator in estimators_for(self.estimator)}
             return ModelWriter(model, estimators, template, self.decoding, self.phrasing, self.by_sentence, self.on_cut)
         scorer = ReportedScorer(self.source.model, self.estimator or REPORTED[0], by_sentence=self.by_sentence)
@@ -191,7 +191,7 @@ def estimators_of(
 ) -> dict[str, Estimator]:
     """The paper's methods with the models that the user named, or those among them that were chosen; by sentence
     without those that compare whole answers."""
-    with loading.quietly("Loading what compares answers …"):
+    with from_options.quietly("Loading what compares answers …"):
         compared = None if nli is None else NLIEquivalence(entailment_model(nli))
         importance = None if cross_encoder is None else CrossEncoder.from_pretrained(cross_encoder)
     suite = paper_suite(compared, importance, seed, max_tokens=max_tokens)
@@ -212,13 +212,15 @@ class Answered:
     settings: dict[str, Any]
 
 
-def read(data: Path | None, columns: loading.Pairs | None, *, limit: int | None, optional: bool) -> QuestionFile | None:
+def read(
+    data: Path | None, columns: from_options.Pairs | None, *, limit: int | None, optional: bool
+) -> QuestionFile | None:
     """The questions, with a note on those that are left out."""
     if data is None:
         if optional:
             return None
         raise typer.BadParameter("give --data SOURCE: the questions to ask (or --regrade the answers there are)")
-    questions = loading.read_data(data, columns)
+    questions = from_options.read_data(data, columns)
     return replace(questions, rows=questions.rows[:limit])
 
 
@@ -238,7 +240,7 @@ def answer(
     phrasing.require(rows)
     sampled = SampledQuestions.of(rows, count=_SAMPLED, seed=seed)
     with_variants = by == "answer" and "semgrad" in estimators
-    model = loading.load(source)
+    model = from_options.load(source)
     experiment = Experiment(
         model,
         estimators,
@@ -249,7 +251,7 @@ def answer(
         by_sentence=by == "sentence",
     )
     with kept_on_interrupt("Answering", f"answers are kept in {files.answers}") as tell:
-        answers = experiment.run(rows, files.answers, batch_size=loading.BATCH, on_progress=tell)
+        answers = experiment.run(rows, files.answers, batch_size=from_options.BATCH, on_progress=tell)
     return Answered([row for one in answers for row in one.rows_by_sentence], experiment.settings(rows))
 
 

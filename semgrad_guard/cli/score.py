@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from semgrad_guard.cli import loading
+from semgrad_guard.cli import from_options
 from semgrad_guard.cli.command import ExitCode, Output, code_of_run, one_from_stdin, require_outputs
 from semgrad_guard.cli.terminal import OUT, note, progress, say, say_problems, status
 from semgrad_guard.errors import BindingMismatchError, EmptyPromptError, InputError
@@ -35,7 +35,7 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
     model: str = POCKET,
     dtype: DtypeName | None = None,
     device: str | None = None,
-    template_option: loading.Pairs | None = None,
+    template_option: from_options.Pairs | None = None,
     estimator: str | None = None,
     calibration: Path | None = None,
     on_no_threshold: OnNoThreshold = "abstain",
@@ -56,22 +56,22 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
     text = read_text(STDIN).strip() if question == str(STDIN) else question
     if not text.strip():
         raise EmptyPromptError("The question is empty; ask something.")
-    passage = None if context is None else loading.text_or_file(context)[0]
+    passage = None if context is None else from_options.text_or_file(context)[0]
     if passage is not None and not passage.strip():
         raise EmptyPromptError("The passage is empty; leave --context out to ask without one.")
-    row, phrasing = Question(question=text, context=passage), loading.phrasing(prompt, system)[0]
+    row, phrasing = Question(question=text, context=passage), from_options.phrasing(prompt, system)[0]
     phrasing.require([row])
-    source = loading.source_of(model, dtype=dtype, device=device, template_option=template_option)
+    source = from_options.source_of(model, dtype=dtype, device=device, template_option=template_option)
     from semgrad_guard.engine.answers.options import GenerationOptions
     from semgrad_guard.guard import Answerer, Guard, judged_by
     from semgrad_guard.guard.policy import lets_every_score_through
 
-    policy = loading.load_policy(calibration, on_no_threshold)
+    policy = from_options.load_policy(calibration, on_no_threshold)
     embedded = pocket_policy() if policy is None and model == POCKET else None
     chosen = load_estimator(estimator, policy or embedded)
     by_sentence = judged_by(None if policy is None else policy.calibration, None, None)
     answerer = Answerer(
-        loading.load(source),
+        from_options.load(source),
         chosen,
         GenerationOptions(max_tokens=max_tokens, seed=0),
         prompt_template=phrasing.name([row]),
@@ -123,7 +123,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     model: str = POCKET,
     dtype: DtypeName | None = None,
     device: str | None = None,
-    template_option: loading.Pairs | None = None,
+    template_option: from_options.Pairs | None = None,
     estimator: str | None = None,
     calibration: Path | None = None,
     on_no_threshold: OnNoThreshold = "abstain",
@@ -146,18 +146,18 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     from semgrad_guard.guard import judged_by
     from semgrad_guard.questions.run import TextScorer
 
-    phrasing, sources = loading.phrasing(prompt, system)
+    phrasing, sources = from_options.phrasing(prompt, system)
     given = [path for path in (data, calibration, Path(model)) if path is not None]
     written = [] if output is None else [Output(output, "file of scores", are_scores)]
     require_outputs(written, inputs=[*given, *sources])
     one_from_stdin(data=data, prompt=prompt, system=system)
-    source = loading.source_of(model, dtype=dtype, device=device, template_option=template_option)
-    found = loading.read_data(data, needs="response")
+    source = from_options.source_of(model, dtype=dtype, device=device, template_option=template_option)
+    found = from_options.read_data(data, needs="response")
     phrasing.require(found.rows)
     with nullcontext() if output is None else sole_writer(output):
-        policy = loading.load_policy(calibration, on_no_threshold)
+        policy = from_options.load_policy(calibration, on_no_threshold)
         on_doubt = judged_by(None if policy is None else policy.calibration, by, None)
-        scorer = TextScorer(loading.load(source), load_estimator(estimator, policy), policy, phrasing, on_doubt)
+        scorer = TextScorer(from_options.load(source), load_estimator(estimator, policy), policy, phrasing, on_doubt)
         texts = list(zip(found.rows, _scored(found.rows, scorer, source, workers=ray), strict=True))
         left_out = [f"{_name(row)} is left out: {text.too_long}" for row, text in texts if text.too_long]
         say_problems(left_out)
@@ -223,8 +223,8 @@ def _scored(
 
 
 def _one_by_one(rows: Sequence[Question], scorer: TextScorer) -> Iterator[ScoredText]:
-    for start in range(0, len(rows), loading.BATCH):
-        yield from scorer(rows[start : start + loading.BATCH])
+    for start in range(0, len(rows), from_options.BATCH):
+        yield from scorer(rows[start : start + from_options.BATCH])
 
 
 def _spread(rows: Sequence[Question], scorer: TextScorer, source: ModelSource, workers: int) -> Iterator[ScoredText]:
@@ -234,7 +234,7 @@ def _spread(rows: Sequence[Question], scorer: TextScorer, source: ModelSource, w
     threads = int(stated) if stated.isdigit() else 1
     given = source.for_workers(scorer.model.identity)
     scoring = Scoring(given, scorer.estimator, scorer.policy, scorer.phrasing, scorer.by_sentence, threads)
-    yield from score_texts(rows, scoring, batch_size=loading.BATCH, workers=workers)
+    yield from score_texts(rows, scoring, batch_size=from_options.BATCH, workers=workers)
 
 
 def _drift(scored: Sequence[tuple[Question, Verdict]], policy: Policy | None) -> Drift | None:

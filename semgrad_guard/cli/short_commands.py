@@ -16,7 +16,7 @@ from pydantic_core import from_json
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from semgrad_guard.cli import loading
+from semgrad_guard.cli import from_options
 from semgrad_guard.cli.command import Output, require_outputs
 from semgrad_guard.cli.terminal import OUT, note, status
 from semgrad_guard.declared import first_fault
@@ -24,7 +24,7 @@ from semgrad_guard.errors import InputError, MissingExtraError, require_installe
 from semgrad_guard.named import FETCHABLE, POCKET, folder_of
 from semgrad_guard.questions.data_files import make_folder, read_text
 from semgrad_guard.questions.run_record import EvaluatedAnswer, read_record
-from semgrad_guard.server.settings import ServerSettings
+from semgrad_guard.server.server_settings import ServerSettings
 from semgrad_guard.settings import DtypeName, JudgedBy, Mode, OnDoubt, OnNoThreshold
 
 
@@ -33,7 +33,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
     model: list[str] | None = None,
     dtype: DtypeName | None = None,
     device: str | None = None,
-    template_option: loading.Pairs | None = None,
+    template_option: from_options.Pairs | None = None,
     engine: str = "transformers",
     estimator: str | None = None,
     calibration: list[str] | None = None,
@@ -63,7 +63,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
     del given["host"], given["port"], given["settings"]
     given |= {name: tuple(given[name] or ()) for name in ("model", "calibration", "allow_host")}
     given |= {"template_option": dict(template_option or ()) or None}
-    given |= {"engine": loading.engine_arguments(engine)}
+    given |= {"engine": from_options.engine_arguments(engine)}
     unset = {name: (None, (), field.default) for name, field in ServerSettings.model_fields.items()}
     made = settings_of({name: value for name, value in given.items() if value not in unset[name]}, settings)
     require_installed("starlette", "uvicorn", "prometheus_client", "sqlalchemy", "httpx", extra="serve")
@@ -72,7 +72,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
 
     keys = keys_of(made)
     hosts = allowed_hosts(host, has_keys=bool(keys), named=made.allow_host)
-    server = assemble(made, keys=keys, hosts=hosts, load=loading.load)
+    server = assemble(made, keys=keys, hosts=hosts, load=from_options.load)
     bound = listen(host, port)
     line = f"Serving {', '.join(server.service.models)} at {url_of(bound)}"
     try:
@@ -137,7 +137,7 @@ def plan(
     from semgrad_guard.calibration import Plan
     from semgrad_guard.calibration import plan as planned
     from semgrad_guard.calibration.gates import share_of
-    from semgrad_guard.calibration.sentences import plan_sentences, simulated
+    from semgrad_guard.calibration.sentence_gates import plan_sentences, simulated
     from semgrad_guard.guard.policy import judged_by
 
     sizes: Sequence[int] = labels or _SIZES

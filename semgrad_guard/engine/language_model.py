@@ -14,7 +14,7 @@ from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Evidence, 
 from semgrad_guard.engine.answers.batch import RunningBatch
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.request import Request, Ticket, outcomes
-from semgrad_guard.engine.answers.sentences import Segment, sentences_of
+from semgrad_guard.engine.answers.sentence_evidence import Segment, sentences_of
 from semgrad_guard.engine.answers.worker import Worker, worker_of
 from semgrad_guard.engine.answers.writing import Visible, answered
 from semgrad_guard.engine.answers.writing_model import WritingModel, name_of
@@ -22,7 +22,7 @@ from semgrad_guard.engine.models.checkpoint import load
 from semgrad_guard.engine.objective import Objective, TokenChoice
 from semgrad_guard.engine.prompts.forms import Tool, ToolAnswer, calls_in
 from semgrad_guard.engine.prompts.prompt import require_bounded
-from semgrad_guard.engine.prompts.responses import Foreign
+from semgrad_guard.engine.prompts.reasoning import Foreign
 from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError, ReasoningError
 from semgrad_guard.named import POCKET

@@ -41,16 +41,16 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.answers.options import DiverseBeams as DiverseBeams
     from semgrad_guard.engine.answers.options import Sampling as Sampling
     from semgrad_guard.estimators.base import Estimator as Estimator
-    from semgrad_guard.estimators.gradients import ExGrad as ExGrad
-    from semgrad_guard.estimators.gradients import GreatestEntropy as GreatestEntropy
-    from semgrad_guard.estimators.gradients import GreedyNLL as GreedyNLL
-    from semgrad_guard.estimators.gradients import HybridGrad as HybridGrad
-    from semgrad_guard.estimators.gradients import MaxProbability as MaxProbability
-    from semgrad_guard.estimators.gradients import MeanEntropy as MeanEntropy
-    from semgrad_guard.estimators.gradients import ParaGrad as ParaGrad
-    from semgrad_guard.estimators.gradients import RootNLL as RootNLL
-    from semgrad_guard.estimators.gradients import SemGrad as SemGrad
     from semgrad_guard.estimators.learned import FusedStates as FusedStates
+    from semgrad_guard.estimators.own_tokens import ExGrad as ExGrad
+    from semgrad_guard.estimators.own_tokens import GreatestEntropy as GreatestEntropy
+    from semgrad_guard.estimators.own_tokens import GreedyNLL as GreedyNLL
+    from semgrad_guard.estimators.own_tokens import HybridGrad as HybridGrad
+    from semgrad_guard.estimators.own_tokens import MaxProbability as MaxProbability
+    from semgrad_guard.estimators.own_tokens import MeanEntropy as MeanEntropy
+    from semgrad_guard.estimators.own_tokens import ParaGrad as ParaGrad
+    from semgrad_guard.estimators.own_tokens import RootNLL as RootNLL
+    from semgrad_guard.estimators.own_tokens import SemGrad as SemGrad
     from semgrad_guard.estimators.reading import SAR as SAR
     from semgrad_guard.estimators.reading import MutualInformation as MutualInformation
     from semgrad_guard.estimators.reading import PTrue as PTrue

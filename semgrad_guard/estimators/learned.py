@@ -19,7 +19,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scores.gradients import Observation
 from semgrad_guard.errors import FitError, MissingExtraError
 from semgrad_guard.estimators.base import timed
-from semgrad_guard.estimators.gradients import OBSERVING, observed_details
+from semgrad_guard.estimators.own_tokens import OBSERVING, observed_details
 from semgrad_guard.records import LOG, FusedWeights, Score
 
 MIN_ANSWERS = 50

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from semgrad_guard.engine.answers.options import DiverseBeams, Sampling
-from semgrad_guard.estimators import gradients, reading, samples
+from semgrad_guard.estimators import own_tokens, reading, samples
 from semgrad_guard.estimators.base import Estimator
 from semgrad_guard.estimators.text_pairs import Equivalence, F1Equivalence
 
@@ -29,9 +29,9 @@ def paper_suite(
     common = {"seed": seed, "max_tokens": max_tokens}
     plain, cooler = Sampling(10, 1.0, **common), Sampling(10, 0.7, **common)
     return (
-        gradients.HybridGrad(),
-        gradients.SemGrad(),
-        gradients.ParaGrad(),
+        own_tokens.HybridGrad(),
+        own_tokens.SemGrad(),
+        own_tokens.ParaGrad(),
         samples.LengthNormalisedEntropy(plain),
         reading.PTrue(),
         samples.SelfConsistency(cooler, same),
@@ -40,11 +40,11 @@ def paper_suite(
         samples.SemanticEntropy(plain, same),
         samples.SemanticDensity(DiverseBeams(10, 1.0, max_tokens), same),
         reading.MutualInformation(Sampling(10, 0.9, **common)),
-        gradients.GreedyNLL(),
+        own_tokens.GreedyNLL(),
         reading.SAR(Sampling(5, 1.0, **common), alike),
-        gradients.ExGrad(),
-        gradients.MeanEntropy(),
-        gradients.MaxProbability(),
-        gradients.GreatestEntropy(),
-        gradients.RootNLL(),
+        own_tokens.ExGrad(),
+        own_tokens.MeanEntropy(),
+        own_tokens.MaxProbability(),
+        own_tokens.GreatestEntropy(),
+        own_tokens.RootNLL(),
     )

@@ -17,7 +17,7 @@ import numpy as np
 
 from semgrad_guard.calibration import Binding, Calibration, EstimatorChoice, calibrate, calibrate_sentences
 from semgrad_guard.calibration.calibration_set import Effect
-from semgrad_guard.calibration.sentences import compared_scores
+from semgrad_guard.calibration.sentence_gates import compared_scores
 from semgrad_guard.errors import FitError, MissingExtraError
 from semgrad_guard.estimators import (
     Estimator,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.answers.writing import Piece as Piece
     from semgrad_guard.engine.answers.writing import ThoughtPiece as ThoughtPiece
     from semgrad_guard.engine.interruption import Stop as Stop
-    from semgrad_guard.engine.prompts.responses import HeldText as HeldText
+    from semgrad_guard.engine.prompts.reasoning import HeldText as HeldText
     from semgrad_guard.guard.answering import Answerer as Answerer
     from semgrad_guard.guard.answering import template_name as template_name
     from semgrad_guard.guard.answering import without_calls as without_calls
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.policy import require_listener as require_listener
     from semgrad_guard.guard.policy import require_policy as require_policy
     from semgrad_guard.guard.policy import withholds as withholds
-    from semgrad_guard.guard.promise import Promise as Promise
-    from semgrad_guard.guard.promise import combined_promise as combined_promise
-    from semgrad_guard.guard.promise import split_delta as split_delta
     from semgrad_guard.guard.question import Question as Question
     from semgrad_guard.guard.question import Router as Router
     from semgrad_guard.guard.question import RouterOptions as RouterOptions
@@ -53,6 +50,9 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.question import question_of as question_of
     from semgrad_guard.guard.reported import ReportedScorer as ReportedScorer
     from semgrad_guard.guard.reported import prompt_of as prompt_of
+    from semgrad_guard.guard.stages import Promise as Promise
+    from semgrad_guard.guard.stages import combined_promise as combined_promise
+    from semgrad_guard.guard.stages import split_delta as split_delta
     from semgrad_guard.guard.streams import EarlySentences as EarlySentences
     from semgrad_guard.guard.streams import Iterated as Iterated
     from semgrad_guard.guard.streams import Live as Live

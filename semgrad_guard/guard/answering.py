@@ -16,7 +16,7 @@ from semgrad_guard.calibration.binding import Unit
 from semgrad_guard.engine.answers.answer import Evidence, Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
 from semgrad_guard.engine.answers.request import Request, Ticket, outcomes
-from semgrad_guard.engine.answers.sentences import EndedSentences, parts_of, sentences_of
+from semgrad_guard.engine.answers.sentence_evidence import EndedSentences, parts_of, sentences_of
 from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.forms import ToolAnswer, shown_text

@@ -8,8 +8,8 @@ from typing import Any
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.estimators import KIND_OF, Estimator, HybridGrad
-from semgrad_guard.estimators.gradients import ReplayEstimator
 from semgrad_guard.estimators.learned import FusedStates
+from semgrad_guard.estimators.own_tokens import ReplayEstimator
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.named import did_you_mean
 

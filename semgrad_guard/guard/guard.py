@@ -18,8 +18,8 @@ from semgrad_guard.guard.answering import Answerer
 from semgrad_guard.guard.calibrated_estimator import as_estimator, estimator_of
 from semgrad_guard.guard.flow import Outcome, Reply, TargetReply, answers, one
 from semgrad_guard.guard.policy import Policy, judged_by
-from semgrad_guard.guard.promise import Promise, combined_promise
 from semgrad_guard.guard.question import Router
+from semgrad_guard.guard.stages import Promise, combined_promise
 from semgrad_guard.guard.streams import SentencePiece, StreamSteps, arun_stream, run_stream, streamed
 from semgrad_guard.guard.timing import Steps, Work, adrive, drive
 from semgrad_guard.records import Conversation, SentenceVerdict, Verdict

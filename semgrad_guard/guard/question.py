@@ -22,7 +22,7 @@ from semgrad_guard.declared import names_in, require_known
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
 from semgrad_guard.guard.decision import decide
 from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, require_policy
-from semgrad_guard.guard.promise import require_sequel
+from semgrad_guard.guard.stages import require_sequel
 from semgrad_guard.guard.verdicts import Settlement, doubt_of, unscored, withheld
 from semgrad_guard.records import ToolCall, Verdict, digest_of
 from semgrad_guard.settings import KeepDraft, Mode, OnError, OnUnscored, Timeout

@@ -200,8 +200,8 @@ def streamed(
 
 
 # The sentences that leave while their answer is still being written, by the rule for the whole answer: `settle` judges
-# the part that has ended. A sentence depends on earlier ones alone (`calibration/sentences.py`), so that what leaves
-# early is the beginning of the text that the whole answer's verdict delivers.
+# the part that has ended. A sentence depends on earlier ones alone (`calibration/sentence_gates.py`), so that what
+# leaves early is the beginning of the text that the whole answer's verdict delivers.
 
 
 class EarlySentences:

@@ -18,7 +18,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import DetachedRecordError, InputError, ScoringError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.base import timed
-from semgrad_guard.estimators.gradients import ObservedEstimator, ReplayEstimator
+from semgrad_guard.estimators.own_tokens import ObservedEstimator, ReplayEstimator
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.prompts import Phrasing

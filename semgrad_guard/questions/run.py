@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from semgrad_guard.calibration import Binding
 from semgrad_guard.engine.answers.answer import BatchScoring, Evidence, Generation
 from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.engine.answers.sentences import sentences_of
+from semgrad_guard.engine.answers.sentence_evidence import sentences_of
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.sentences import leanings

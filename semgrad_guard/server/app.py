@@ -36,13 +36,13 @@ from semgrad_guard.server.completions import (
     streamed,
     unless_gone,
 )
-from semgrad_guard.server.errors import BUGS, ClientGoneError, HttpError, error_about, http_error_of
 from semgrad_guard.server.hosting import Gate, Keys
-from semgrad_guard.server.metrics import CONTENT_TYPE
+from semgrad_guard.server.problems import BUGS, ClientGoneError, HttpError, error_about, http_error_of
+from semgrad_guard.server.prometheus import CONTENT_TYPE
 from semgrad_guard.server.protocol import DecisionsRequest, FeedbackRequest, ScoreRequest, parse_json
 from semgrad_guard.server.responses import ResponsesTranslation
+from semgrad_guard.server.server_settings import ServeOptions
 from semgrad_guard.server.service import Service
-from semgrad_guard.server.settings import ServeOptions
 from semgrad_guard.server.text_completions import TextTranslation
 
 if TYPE_CHECKING:  # it needs the extra `log`

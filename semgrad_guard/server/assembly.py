@@ -32,8 +32,8 @@ from semgrad_guard.named import POCKET
 from semgrad_guard.server.app import Limits, make_app
 from semgrad_guard.server.hosting import Keys
 from semgrad_guard.server.scheduler import ModelQueue, ReportedQueue, Scheduler
+from semgrad_guard.server.server_settings import ServerSettings
 from semgrad_guard.server.service import ServedModel, Service
-from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.upstream import RemoteServer, RemoteTarget, Upstream
 from semgrad_guard.settings import API_KEY, TARGET_KEY, UPSTREAM_KEY, LoadingOptions
 

@@ -21,7 +21,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.server.errors import ENDING, ClientGoneError, HttpError
+from semgrad_guard.server.problems import ENDING, ClientGoneError, HttpError
 from semgrad_guard.settings import API_KEY, DRAIN_SECONDS
 
 _HEALTH = frozenset({"/healthz", "/readyz"})

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 from semgrad_guard.errors import InputError
 from semgrad_guard.server.answers import KEY, SENTENCE_KEY
 from semgrad_guard.server.completions import Json, Translation, require_none_of
-from semgrad_guard.server.errors import HttpError
+from semgrad_guard.server.problems import HttpError
 from semgrad_guard.server.protocol import Sent
 
 _NAMES: Mapping[str, str] = {

@@ -35,8 +35,8 @@ from semgrad_guard.guard import (
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import KEY, Answer, Cuts, public_record
-from semgrad_guard.server.errors import HttpError
-from semgrad_guard.server.metrics import Metrics
+from semgrad_guard.server.problems import HttpError
+from semgrad_guard.server.prometheus import Metrics
 from semgrad_guard.server.protocol import ChatRequest, Forwarded, ScoreRequest
 from semgrad_guard.server.scheduler import AnswerRequest, ForeignText, ModelQueue
 from semgrad_guard.server.upstream import RemoteTarget, Upstream, UpstreamRequest

@@ -1,3 +1,3 @@
 """vLLM writes, and our engine scores on vLLM's own weights."""
 
-from semgrad_guard.vllm.language_model import VLLMLanguageModel as VLLMLanguageModel
+from semgrad_guard.vllm.vllm_language_model import VLLMLanguageModel as VLLMLanguageModel

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semgrad_guard.calibration import AnswerSentences, Binding, Calibration, calibrate_sentences, gates, sentences
+from semgrad_guard.calibration import AnswerSentences, Binding, Calibration, calibrate_sentences, gates, sentence_gates
 from semgrad_guard.calibration.calibrating import recalibrate
 from semgrad_guard.calibration.promise import report
-from semgrad_guard.calibration.sentences import Promise, compared_scores, sentence_key
+from semgrad_guard.calibration.sentence_gates import Promise, compared_scores, sentence_key
 from semgrad_guard.errors import BindingMismatchError, CalibrationError
 from semgrad_guard.records import SentenceVerdict, Verdict
 from semgrad_guard.settings import OnDoubt
@@ -205,10 +205,10 @@ def padded(answers: list[list[tuple[float, bool, float]]]) -> list[np.ndarray]:
 @given(answers=st.lists(st.lists(SENTENCE, min_size=1, max_size=4, unique_by=lambda s: s[2]), min_size=1, max_size=60))
 def test_a_walk_equals_the_plain_loop(promise: Promise, answers: list[list[tuple[float, bool, float]]]) -> None:
     scores, wrong, keys = padded(answers)
-    walk = sentences.walk_sentences(scores, wrong, keys, promise=promise, alpha=ALPHA, delta=DELTA)
+    walk = sentence_gates.walk_sentences(scores, wrong, keys, promise=promise, alpha=ALPHA, delta=DELTA)
     surest = sorted(min(score for score, _, _ in answer) for answer in answers)
     threshold, counts = None, (0, 0)
-    first = gates.first_count(len(answers), alpha=ALPHA, delta=DELTA, start=sentences.START[promise])
+    first = gates.first_count(len(answers), alpha=ALPHA, delta=DELTA, start=sentence_gates.START[promise])
     for count in gates.gate_counts(len(answers), alpha=ALPHA, level=DELTA, first=first).tolist():
         at = surest[count - 1]
         delivered = [kept for answer in answers if (kept := [s for s in answer if s[0] <= at])]
@@ -231,7 +231,7 @@ def test_the_two_promises_differ_where_an_answer_holds_right_and_wrong_sentences
     wrong = np.tile(np.arange(4) == 3, (200, 1))
     keys = np.random.default_rng(3).random(scores.shape)
     counts = {
-        promise: sentences.wrong_answers(scores, wrong, keys, np.array([2.0, 3.0]), promise=promise).tolist()
+        promise: sentence_gates.wrong_answers(scores, wrong, keys, np.array([2.0, 3.0]), promise=promise).tolist()
         for promise in get_args(Promise)
     }
     assert counts["answer"] == [0, 200]
@@ -241,7 +241,7 @@ def test_the_two_promises_differ_where_an_answer_holds_right_and_wrong_sentences
 
 def test_an_answer_without_a_score_is_never_counted() -> None:
     scores = np.full((30, 2), np.inf)
-    walk = sentences.walk_sentences(
+    walk = sentence_gates.walk_sentences(
         scores, np.ones((30, 2), bool), np.zeros((30, 2)), promise="sentence", alpha=0.1, delta=0.1
     )
     assert (walk.threshold, walk.answered) == (None, 0)

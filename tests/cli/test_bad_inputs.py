@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from semgrad_guard import LanguageModel
-from semgrad_guard.cli import app, loading
+from semgrad_guard.cli import app, from_options
 
 from . import bad_calls, bad_files, bad_models
 from .bad_calls import Bad
@@ -73,7 +73,7 @@ def test_bad_input(
     out.mkdir()
     here.mkdir()
     monkeypatch.chdir(here)
-    forbidden = [(LanguageModel, name) for name in WORK if not case.works] + [(loading, "load")] * (not case.loads)
+    forbidden = [(LanguageModel, name) for name in WORK if not case.works] + [(from_options, "load")] * (not case.loads)
     for owner, name in forbidden:
         monkeypatch.setattr(owner, name, lambda *_args, name=name, **_named: pytest.fail(f"it did {name} first"))
     result = CliRunner().invoke(app, case.at({**places, "out": out}), input=case.stdin)

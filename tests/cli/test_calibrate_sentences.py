@@ -24,7 +24,7 @@ def fixed(language_model: LanguageModel) -> FixedModel:
 @pytest.fixture
 def calibrate(run: Run, fixed: FixedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command with a model that writes three sentences, of which a reference is in the first two."""
-    monkeypatch.setattr("semgrad_guard.cli.loading.load", lambda _source: fixed)
+    monkeypatch.setattr("semgrad_guard.cli.from_options.load", lambda _source: fixed)
     rows = ({"question": question, "answers": ["Go", "Milk is hot"]} for question in ASKED[:N])
     given = ("--data", jsonl(tmp_path / "q.jsonl", rows), "--output", tmp_path / "c.json", "--by", "sentence")
     usual = ("--alpha", 0.5, "--delta", 0.4)
@@ -107,7 +107,7 @@ def test_learned_estimators_learn_from_sentences(calibrate: Run, tmp_path: Path)
 def test_an_evaluation_by_sentence_draws_answers_for_its_intervals(
     run: Run, fixed: FixedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semgrad_guard.cli.loading.load", lambda _source: fixed)
+    monkeypatch.setattr("semgrad_guard.cli.from_options.load", lambda _source: fixed)
     rows = ({"question": question, "answers": ["Go", "Milk is hot"]} for question in ASKED[:8])
     folder, data = tmp_path / "run", jsonl(tmp_path / "q.jsonl", rows)
     usual = ("evaluate", "--output", folder, "--data", data, "--by", "sentence")

@@ -26,8 +26,8 @@ from semgrad_guard.server.app import make_app
 from semgrad_guard.server.assembly import assemble
 from semgrad_guard.server.hosting import Keys
 from semgrad_guard.server.scheduler import Scheduler
+from semgrad_guard.server.server_settings import ServerSettings
 from semgrad_guard.server.service import ServedModel, Service
-from semgrad_guard.server.settings import ServerSettings
 
 from .helpers import TOKENS, Run, flat, jsonl, merged
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 from semgrad_guard import LanguageModel
-from semgrad_guard.cli import loading, runs
+from semgrad_guard.cli import from_options, runs
 from semgrad_guard.questions.run_record import EvaluatedAnswer, read_record
 
 from .helpers import ASKED, TOKENS, Run, fill, flat, jsonl, merged, table
@@ -21,7 +21,7 @@ METHODS = ("--methods", "gnll", "--methods", "hybridgrad", "--methods", "ln_pe")
 @pytest.fixture
 def evaluate(run: Run, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     fixed = ("--model", model_folder, "--output", tmp_path / "out", "--max-tokens", TOKENS, *METHODS)
-    monkeypatch.setattr(loading, "BATCH", 4)
+    monkeypatch.setattr(from_options, "BATCH", 4)
     return lambda *arguments: run("evaluate", "--no-report", *merged(fixed, arguments))
 
 
@@ -31,7 +31,7 @@ def again(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def invoke(*arguments: object) -> Result:
         with monkeypatch.context() as patched:
-            patched.setattr(loading, "load", lambda *_args, **_named: pytest.fail("a model was loaded"))
+            patched.setattr(from_options, "load", lambda *_args, **_named: pytest.fail("a model was loaded"))
             return run("evaluate", "--output", tmp_path / "out", "--regrade", "--no-report", *arguments)
 
     return invoke

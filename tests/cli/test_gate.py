@@ -9,7 +9,7 @@ from shutil import copy
 import pytest
 import torch
 
-from semgrad_guard.cli import loading
+from semgrad_guard.cli import from_options
 from semgrad_guard.errors import DataFileError, InputError
 from semgrad_guard.paper.band import Band, Decided, Measured
 
@@ -58,7 +58,7 @@ def test_the_verdict_depends_on_neither_threads_nor_batches(
     try:
         for threads, size in ((1, 60), (2, 7)):
             torch.set_num_threads(threads)
-            monkeypatch.setattr(loading, "BATCH", size)
+            monkeypatch.setattr(from_options, "BATCH", size)
             assert gate().exit_code == 0
     finally:
         torch.set_num_threads(before)

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from semgrad_guard.cli import app, loading
+from semgrad_guard.cli import app, from_options
 from semgrad_guard.questions.data_files import sole_writer
 from tests.pairwise import in_turn
 from tests.warm_python import WarmPython
@@ -163,7 +163,7 @@ OWN = [(command, place, name) for command, places in PLACES.items() for place in
 def test_what_is_somebodys_own_is_refused(
     call: Callable[[str], Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, place: str, name: str
 ) -> None:
-    monkeypatch.setattr(loading, "load", lambda *_args, **_named: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(from_options, "load", lambda *_args, **_named: pytest.fail("a model was loaded"))
     path = tmp_path / place
     path.parent.mkdir(exist_ok=True, parents=True)
     path.write_bytes(NOTES[name].encode("latin-1"))

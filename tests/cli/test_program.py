@@ -22,7 +22,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import semgrad_guard
-from semgrad_guard.cli import app, loading, short_commands, terminal
+from semgrad_guard.cli import app, from_options, short_commands, terminal
 from semgrad_guard.cli.command import ESTIMATOR_NAMES, GRADER_NAMES, METHOD_NAMES
 from semgrad_guard.estimators import ESTIMATORS, FusedStates
 from semgrad_guard.estimators.suite import paper_suite
@@ -93,7 +93,7 @@ def test_an_interrupt_ends_any_command_with_its_own_code(run: Run, monkeypatch: 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loading, "load", interrupt)
+    monkeypatch.setattr(from_options, "load", interrupt)
     result = run("ask", "q")
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "Interrupted. Nothing is kept.\n")
 

@@ -12,7 +12,7 @@ import pytest
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, calibrate
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
-from semgrad_guard.cli import loading
+from semgrad_guard.cli import from_options
 from semgrad_guard.engine.replay.tape import Row
 from semgrad_guard.engine.scores import exactness
 from semgrad_guard.questions.data import Question
@@ -185,7 +185,7 @@ def test_a_calibration_by_sentence_decides_about_every_sentence(
 def test_batches_change_nothing_but_the_time(
     score: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(loading, "BATCH", size)
+    monkeypatch.setattr(from_options, "BATCH", size)
     rows = [{"question": q, "response": "ab " * (i + 1), "id": str(i)} for i, q in enumerate(ASKED[:5])]
     long = {"question": "q", "response": "long " * 100, "id": "long"}
     data = jsonl(tmp_path / "r.jsonl", [*rows[:2], long, *rows[2:]])
@@ -211,7 +211,7 @@ def test_a_batch_is_one_replay(score: Run, tmp_path: Path, monkeypatch: pytest.M
         return replayed(twin, batch, *arguments, **options)
 
     monkeypatch.setattr(exactness, "replayed", counted)
-    monkeypatch.setattr(loading, "BATCH", 3)
+    monkeypatch.setattr(from_options, "BATCH", 3)
     score("--data", responses(tmp_path, 5), "--json", "--device", "cpu")  # a model of its own
     assert rows[-2:] == [3, 2], "before it, those of the self-check"
 

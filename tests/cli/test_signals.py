@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from semgrad_guard import Calibration
-from semgrad_guard.cli import loading, terminal
+from semgrad_guard.cli import from_options, terminal
 from tests.steps import LIMIT
 from tests.warm_python import Program, WarmPython
 
@@ -92,7 +92,7 @@ def test_a_signal_while_a_model_loads(
         os.kill(os.getpid(), number)
         time.sleep(LIMIT)  # the signal ends it; where another thread takes the signal, that comes a moment later
 
-    monkeypatch.setattr(loading, "load", interrupted)
+    monkeypatch.setattr(from_options, "load", interrupted)
     before = signal.getsignal(number)
     rows = [{"question": q, "response": "r", "paraphrases": ["p"]} for q in ("a", "b")]
     data = jsonl(tmp_path / "d.jsonl", rows)

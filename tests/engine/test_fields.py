@@ -12,10 +12,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from semgrad_guard import HybridGrad, LanguageModel
-from semgrad_guard.engine.answers.sentences import parts_of, token_ranges
+from semgrad_guard.engine.answers.sentence_evidence import parts_of, token_ranges
 from semgrad_guard.engine.fields import fields_of
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.prompts.responses import Codec
+from semgrad_guard.engine.prompts.reasoning import Codec
 
 from .oracle import reference_scores, worst_relative_error
 

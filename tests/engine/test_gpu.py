@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy
-from semgrad_guard.engine.answers.sentences import sentences_of
+from semgrad_guard.engine.answers.sentence_evidence import sentences_of
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scores.gradient_scores import gradient_scores
 from semgrad_guard.estimators import Estimator, HybridGrad

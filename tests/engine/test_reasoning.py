@@ -13,8 +13,8 @@ import pytest
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.writing import CertainText, Piece, ThoughtPiece, Visible, answered
 from semgrad_guard.engine.prompts.prompt import Prompt, render, template_fingerprint
+from semgrad_guard.engine.prompts.reasoning import Codec, Foreign, HeldText, Thinking, doubted_from
 from semgrad_guard.engine.prompts.response_templates import EVERY, Marks
-from semgrad_guard.engine.prompts.responses import Codec, Foreign, HeldText, Thinking, doubted_from
 from semgrad_guard.errors import InputError
 from tests.thoughts import MARKS, OWN, WRITTEN, Written
 

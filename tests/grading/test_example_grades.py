@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from semgrad_guard.adapters.calibrating import AnsweredExample
 from semgrad_guard.adapters.examples import ExampleCalibration
+from semgrad_guard.adapters.recorded_runs import AnsweredExample
 from semgrad_guard.calibration import Binding, Calibration
 from semgrad_guard.errors import GradingError
 from semgrad_guard.records import PromptForm

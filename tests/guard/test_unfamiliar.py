@@ -11,8 +11,8 @@ from typing import Any, get_args
 import pytest
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Message
-from semgrad_guard.adapters.calibrating import AnsweredExample, _cut_calls
 from semgrad_guard.adapters.examples import ExampleCalibration
+from semgrad_guard.adapters.recorded_runs import AnsweredExample, _cut_calls
 from semgrad_guard.calibration import Binding, Calibration, DriftMonitor, calibrate
 from semgrad_guard.engine.sentences import is_unfinished
 from semgrad_guard.errors import AnswerFailedError, BindingMismatchError, InputError

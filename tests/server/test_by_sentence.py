@@ -16,7 +16,7 @@ from semgrad_guard.guard import Answerer
 from semgrad_guard.server.assembly import assemble
 from semgrad_guard.server.hosting import Keys
 from semgrad_guard.server.scheduler import Scheduler
-from semgrad_guard.server.settings import ServerSettings
+from semgrad_guard.server.server_settings import ServerSettings
 from tests.fixed_model import PIECES, TEXT, FixedModel
 
 from .conftest import ALL, Serve, asking, events, text_in

@@ -21,8 +21,8 @@ from semgrad_guard.server.app import make_app
 from semgrad_guard.server.assembly import assemble
 from semgrad_guard.server.hosting import Keys
 from semgrad_guard.server.scheduler import Scheduler, token_pieces
+from semgrad_guard.server.server_settings import ServerSettings
 from semgrad_guard.server.service import ServedModel, Service
-from semgrad_guard.server.settings import ServerSettings
 
 from .conftest import ALL, NONE, OPTIONS, Serve, asking, bodies, events, text_in
 from .others import Other, behind

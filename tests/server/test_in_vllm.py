@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Message, Policy
 from semgrad_guard.adapters.calls import AnswerForm
-from semgrad_guard.engine.prompts.responses import Codec
+from semgrad_guard.engine.prompts.reasoning import Codec
 from semgrad_guard.errors import (
     AnswerCancelledError,
     BindingMismatchError,
@@ -51,12 +51,12 @@ from semgrad_guard.server.in_vllm.messages import (
 )
 from semgrad_guard.server.in_vllm.plugin import GuardPlugin, admission, settings_in
 from semgrad_guard.server.in_vllm.queue import BegunAnswer, Part, Round
-from semgrad_guard.server.in_vllm.worker import Scoring
+from semgrad_guard.server.in_vllm.scoring_worker import Scoring
 from semgrad_guard.server.scheduler import AnswerRequest, ForeignText
+from semgrad_guard.server.server_settings import ServerSettings
 from semgrad_guard.server.service import Service
-from semgrad_guard.server.settings import ServerSettings
-from semgrad_guard.vllm.language_model import TwinLanguageModel
 from semgrad_guard.vllm.listener import Listener
+from semgrad_guard.vllm.vllm_language_model import TwinLanguageModel
 from tests.fixed_model import PIECES, TEXT
 from tests.random_llama import byte_tokenizer, random_llama
 from tests.thinking import ANSWERS, THOUGHTS, thinking_model

@@ -17,7 +17,7 @@ from passes import evidence_by, passes_of, shared
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy, Router
 from semgrad_guard.engine.answers.answer import Generation
-from semgrad_guard.engine.answers.sentences import sentences_of
+from semgrad_guard.engine.answers.sentence_evidence import sentences_of
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import AnswerCancelledError, BindingMismatchError, InputError

@@ -31,7 +31,7 @@ from .test_served import ENGINE, FORM, QUESTIONS, done, formed
 
 pytestmark = pytest.mark.heavy
 
-WORKER = "semgrad_guard.server.in_vllm.worker.ScoringWorker"
+WORKER = "semgrad_guard.server.in_vllm.scoring_worker.ScoringWorker"
 NAMED = ("--served-model-name", "model")
 PARAGRAPH = "Tell me about Paris in three sentences."
 FORMS = ("--structured-outputs-config.backend", "guidance")

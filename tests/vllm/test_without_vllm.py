@@ -20,10 +20,10 @@ from semgrad_guard import GenerationOptions
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import UnsupportedModelError
 from semgrad_guard.vllm.engine import WrittenAnswers
-from semgrad_guard.vllm.language_model import TwinLanguageModel
 from semgrad_guard.vllm.listener import Listener, VLLMAnswer
 from semgrad_guard.vllm.paged_cache import PagedCache
 from semgrad_guard.vllm.shared_weights import SUPPORTED, twin_of
+from semgrad_guard.vllm.vllm_language_model import TwinLanguageModel
 from tests.random_llama import byte_tokenizer, random_llama
 
 from .conftest import SIZES

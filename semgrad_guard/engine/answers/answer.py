@@ -16,7 +16,7 @@ from semgrad_guard.engine.answers.options import GenerationOptions, Sample, Samp
 from semgrad_guard.engine.answers.writing_model import WritingModel, likeliest
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.prompts.responses import Reasoning
+from semgrad_guard.engine.prompts.reasoning import Reasoning
 from semgrad_guard.engine.replay.tape import Row, Tape
 from semgrad_guard.engine.scores.gradients import GradientScores, Observation
 from semgrad_guard.errors import DetachedRecordError, ScoringError

@@ -25,7 +25,7 @@ from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Generation
 from semgrad_guard.engine.answers.options import DiverseBeams, GenerationOptions, Sample, SamplingPlan, force
-from semgrad_guard.engine.answers.sentences import EndedSentences, ended_sentences, keep_sentences
+from semgrad_guard.engine.answers.sentence_evidence import EndedSentences, ended_sentences, keep_sentences
 from semgrad_guard.engine.answers.writing import Piece, WrittenAnswer
 from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.objective import Objective

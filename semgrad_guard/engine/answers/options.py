@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from semgrad_guard.declared import Bounds, require_known, require_valid
-from semgrad_guard.engine.prompts.responses import Codec, Thinking
+from semgrad_guard.engine.prompts.reasoning import Codec, Thinking
 from semgrad_guard.settings import AnswerOptions, TopK, TopP
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
-from semgrad_guard.engine.answers.sentences import EndedSentences
+from semgrad_guard.engine.answers.sentence_evidence import EndedSentences
 from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.engine.interruption import SLICE, Stop, Stops, current_stop, stopping
 from semgrad_guard.engine.objective import Objective

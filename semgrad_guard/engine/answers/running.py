@@ -13,7 +13,7 @@ from typing import Any
 from semgrad_guard.engine.answers.batch import ROWS, RunningBatch, of_like_length
 from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
 from semgrad_guard.engine.answers.request import Request, Ticket
-from semgrad_guard.engine.answers.sentences import EndedSentences, OpenSentences
+from semgrad_guard.engine.answers.sentence_evidence import EndedSentences, OpenSentences
 from semgrad_guard.engine.answers.writing import WrittenAnswer
 from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.objective import Objective

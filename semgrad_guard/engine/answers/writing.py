@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache
 from semgrad_guard.engine.answers.options import GenerationOptions, ThoughtLimit, sampling_processors
 from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.prompts.responses import (
+from semgrad_guard.engine.prompts.reasoning import (
     AnswerTokens,
     Codec,
     Decode,

@@ -31,7 +31,7 @@ from semgrad_guard.engine.prompts.prompt import (
     render,
     template_fingerprint,
 )
-from semgrad_guard.engine.prompts.responses import Codec
+from semgrad_guard.engine.prompts.reasoning import Codec
 from semgrad_guard.engine.replay.kernels import lacks_units
 from semgrad_guard.engine.replay.memory import Memory
 from semgrad_guard.engine.replay.tape import KeysValues, below, growing_cache, keys_of

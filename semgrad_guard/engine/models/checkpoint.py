@@ -25,7 +25,7 @@ from transformers import (
 from transformers.quantizers.auto import AutoQuantizationConfig
 
 from semgrad_guard.engine.models.gguf import find_gguf, load_gguf
-from semgrad_guard.engine.models.loading import (
+from semgrad_guard.engine.models.load_faults import (
     first_line,
     require_all_weights,
     stage,

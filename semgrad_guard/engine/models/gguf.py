@@ -28,7 +28,7 @@ from transformers import (
 )
 from transformers.utils.hub import extract_commit_hash
 
-from semgrad_guard.engine.models.loading import require_all_weights, stage, without_weight_bar
+from semgrad_guard.engine.models.load_faults import require_all_weights, stage, without_weight_bar
 from semgrad_guard.errors import InputError, ModelNotFoundError, UnsupportedModelError, require_installed
 
 READERS = ("gguf", "accelerate")

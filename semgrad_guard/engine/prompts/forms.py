@@ -20,7 +20,7 @@ import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 from transformers.utils.chat_parsing import parse_response
 
-from semgrad_guard.engine.prompts.responses import held
+from semgrad_guard.engine.prompts.reasoning import held
 from semgrad_guard.errors import InputError, UnsupportedToolsError, require_installed
 from semgrad_guard.records import ToolCall
 

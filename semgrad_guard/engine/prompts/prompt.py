@@ -12,8 +12,8 @@ from typing import Any, cast
 from transformers import PreTrainedTokenizerBase
 
 from semgrad_guard.engine.objective import MARK, TokenizedText, find_semantic_token, header_text
+from semgrad_guard.engine.prompts.reasoning import Thinking
 from semgrad_guard.engine.prompts.response_templates import TEMPLATE_FAILURES, Marks, has_option, marks_of, switch_of
-from semgrad_guard.engine.prompts.responses import Thinking
 from semgrad_guard.errors import EmptyPromptError, InputError, PromptTooLongError, UnsupportedModelError
 from semgrad_guard.records import Conversation, Message, PromptForm, SemanticToken, ToolCall
 

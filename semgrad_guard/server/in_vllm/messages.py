@@ -11,14 +11,14 @@ from pydantic import TypeAdapter
 
 from semgrad_guard import errors
 from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.engine.prompts.responses import Thinking
+from semgrad_guard.engine.prompts.reasoning import Thinking
 from semgrad_guard.engine.sentences import Span
 from semgrad_guard.errors import SemGradGuardError
 from semgrad_guard.guard import Draft
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.scheduler import AnswerRequest, ForeignText, Segment
-from semgrad_guard.server.settings import ServerSettings
+from semgrad_guard.server.server_settings import ServerSettings
 
 A = TypeVar("A")
 R = TypeVar("R")

@@ -19,7 +19,7 @@ from semgrad_guard.errors import InputError
 if TYPE_CHECKING:
     from semgrad_guard.server.assembly import Server
     from semgrad_guard.server.hosting import Keys
-    from semgrad_guard.server.settings import ServerSettings
+    from semgrad_guard.server.server_settings import ServerSettings
 
 SETTINGS = "SEMGRAD_GUARD_SETTINGS"
 """In the environment: a JSON file with the options of `semgrad-guard serve` by name."""
@@ -84,7 +84,7 @@ class GuardPlugin:
         keys, hosts = admission(self._settings, args)
         from transformers import AutoTokenizer
 
-        from semgrad_guard.engine.prompts.responses import Codec
+        from semgrad_guard.engine.prompts.reasoning import Codec
         from semgrad_guard.loading import load_estimator
         from semgrad_guard.server.assembly import assemble, policy_of
         from semgrad_guard.server.in_vllm.queue import WorkerQueue
@@ -144,7 +144,7 @@ def settings_in(path: str | None) -> ServerSettings:
     """
     from pydantic import ValidationError
 
-    from semgrad_guard.server.settings import ServerSettings
+    from semgrad_guard.server.server_settings import ServerSettings
 
     if path is None:
         raise InputError(

@@ -14,9 +14,9 @@ from secrets import token_hex
 from typing import Any, Generic, TypeVar
 
 from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.engine.answers.sentences import OpenSentences
+from semgrad_guard.engine.answers.sentence_evidence import OpenSentences
 from semgrad_guard.engine.answers.writing import CertainText, Piece
-from semgrad_guard.engine.prompts.responses import Codec
+from semgrad_guard.engine.prompts.reasoning import Codec
 from semgrad_guard.errors import InputError, ScoringError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import Draft, EarlySentences, ain_time
@@ -39,7 +39,7 @@ from semgrad_guard.server.in_vllm.messages import (
     Written,
 )
 from semgrad_guard.server.scheduler import AnswerRequest, Batching, ForeignText, ModelQueue, Segment
-from semgrad_guard.server.settings import ServerSettings
+from semgrad_guard.server.server_settings import ServerSettings
 from semgrad_guard.vllm.engine import sampling_of
 from semgrad_guard.vllm.shared_weights import library
 
@@ -292,6 +292,6 @@ class WorkerQueue(ModelQueue):
                 raise ScoringError(_ENDED) from error
             raise InputError(
                 "vLLM's worker cannot score: start `vllm serve` with --worker-extension-cls "
-                f"semgrad_guard.server.in_vllm.worker.ScoringWorker ({type(error).__name__})"
+                f"semgrad_guard.server.in_vllm.scoring_worker.ScoringWorker ({type(error).__name__})"
             ) from error
         return call.read(reply)

@@ -27,8 +27,8 @@ from semgrad_guard.server.in_vllm.messages import (
 )
 from semgrad_guard.server.scheduler import Assignment, ForeignText, Segment, judged, segments
 from semgrad_guard.vllm.engine import WrittenAnswers, require_taken
-from semgrad_guard.vllm.language_model import TwinLanguageModel
 from semgrad_guard.vllm.listener import Listener, VLLMAnswer
+from semgrad_guard.vllm.vllm_language_model import TwinLanguageModel
 
 S = TypeVar("S")
 S_contra = TypeVar("S_contra", contravariant=True)
@@ -37,7 +37,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class ScoringWorker:
-    """`vllm serve --worker-extension-cls semgrad_guard.server.in_vllm.worker.ScoringWorker`: one method more."""
+    """One method more for vLLM's worker (`vllm serve --worker-extension-cls ...scoring_worker.ScoringWorker`)."""
 
     def semgrad_guard(self, name: str, payload: str) -> str:
         """Answer a message of the server (see `messages`)."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from semgrad_guard.calibration import Binding
 from semgrad_guard.calibration.call_options import call_options
-from semgrad_guard.cli import loading
+from semgrad_guard.cli import from_options
 from semgrad_guard.cli.terminal import kept_on_interrupt
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
@@ -55,7 +55,7 @@ class ModelWriter:
         by_sentence = self.on_doubt is not None
         answering = Answering(self.model, self.estimators, self.decoding, self.phrasing, by_sentence)
         with kept_on_interrupt("Answering", f"answers are kept in {path}") as tell:
-            found = answering.run(rows, path, batch_size=loading.BATCH, on_progress=tell)
+            found = answering.run(rows, path, batch_size=from_options.BATCH, on_progress=tell)
         return [answer.judged(self.on_cut) for answer in found]
 
     def binding(self, grader: str) -> Callable[[Estimator], Binding]:
@@ -153,7 +153,7 @@ class ServerWriter:
             kept_on_interrupt("Answering", f"answers are kept in {path}") as tell,
             JobRecord(path, settings, Answer) as record,
         ):
-            found = complete(record, rows, answer, batch_size=loading.BATCH, on_progress=tell)
+            found = complete(record, rows, answer, batch_size=from_options.BATCH, on_progress=tell)
         return [answer.judged(self.on_cut) for answer in found]
 
     def binding(self, grader: str) -> Callable[[object], Binding]:
