@@ -38,7 +38,10 @@ def test_the_version(run: Run) -> None:
     assert (result.exit_code, result.stdout) == (0, f"semgrad-guard {semgrad_guard.__version__}\n")
 
 
-def choices(kind: Any) -> list[str]:
+def choices(option: Any) -> list[str]:
+    if hasattr(option, "type"):  # an older typer's
+        return list(getattr(option.type, "choices", ()))
+    kind = option.type_descriptor.annotation
     return [word for part in (kind, *get_args(kind)) if get_origin(part) is Literal for word in get_args(part)]
 
 
@@ -53,7 +56,7 @@ def test_a_page_of_help(run: Run, monkeypatch: pytest.MonkeyPatch, command: str,
         assert part in flat(page.partition("─ What is shown ─")[2])
     assert "─ Options ─" not in page, "each option has its group"
     for option in (option for name, option in OPTIONS if name == command):
-        if words := choices(option.type_descriptor.annotation):
+        if words := choices(option):
             default = "Default: " if option.default is None else f"[default: {option.default}]"
             assert default in (option.help if option.default is None else flat(page)), option.name
             assert all(word in flat(page) for word in words), option.name
@@ -65,7 +68,7 @@ def test_the_programs_help_says_what_holds_for_each_command(run: Run) -> None:
     resumed = "calibrate, evaluate, gate and probe resume where they stopped"
     for part in ("ask ", "score ", "demo ", "Exit codes 0 done", "3 ask: abstained", "130 interrupted", resumed):
         assert part in flat(page)
-    assert sum(bool(choices(option.type_descriptor.annotation)) for _, option in OPTIONS) > 10
+    assert sum(bool(choices(option)) for _, option in OPTIONS) > 10
     assert "CSV or Parquet" in flat(run("evaluate", "--help").stdout)  # as calibrate and score
     assert "exit code 6" not in flat(run("serve", "--help").stdout)  # a server has none for each answer
 
