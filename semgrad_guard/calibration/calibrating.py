@@ -16,7 +16,6 @@ from __future__ import annotations
 import datetime
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, get_args
 
 import numpy as np
@@ -97,8 +96,6 @@ def calibrate(  # a promise has these conditions, and every one has its default
         raise CalibrationError(f"tries numbers the calibrations on these labels: 0, 1, 2 and so on, not {tries!r}.")
     if copies not in ("keep", "once", None):
         raise CalibrationError(f"copies must be 'keep' (a sample of traffic) or 'once' (a list), not {copies!r}.")
-    if not isinstance(tries, Integral) or tries < 0:
-        raise CalibrationError(f"tries numbers the calibrations on these labels, 1, 2 and so on; it is {tries!r}.")
     if sentences is not None and by_hand is not None:
         raise CalibrationError("A promise about sentences takes no `by_hand`: leave it out.")
     labels, named = read_column(correct, "correct"), None if groups is None else read_column(groups, "groups")
