@@ -108,8 +108,8 @@ def _view(name: str, wanted: torch.Tensor, theirs: Mapping[str, torch.Tensor]) -
     tied = ["model.embed_tokens.weight"] if name == "lm_head.weight" else []
     for whole in (theirs[one] for one in (name, *tied) if one in theirs):
         view = whole[: len(wanted)]  # a vocabulary may be padded at its end
-        if view.shape == wanted.shape and view.dtype == wanted.dtype:
-            return nn.Parameter(view, requires_grad=False)
+        if view.shape == wanted.shape and (view.dtype == wanted.dtype or name.endswith("bias")):  # AMX: in float32
+            return nn.Parameter(view.to(wanted.dtype), requires_grad=False)
     raise UnsupportedModelError(
         f"vLLM holds no {name} of shape {tuple(wanted.shape)} in {str(wanted.dtype).removeprefix('torch.')}: scoring "
         "inside vLLM takes weights that are neither quantized nor spread over processes (tensor_parallel_size=1)"

@@ -49,6 +49,7 @@ def found(folder: str, dtype: str) -> dict[str, object]:
     text = theirs[0].text
     return {
         "shared": [shared(served._model, served._engine.runner.model), len(list(served._model.parameters()))],
+        "biases": sum(name.endswith("bias") for name, _ in served._model.named_parameters()),
         "end_tokens": [served.end_tokens, own.end_tokens],
         "ids": [[list(answer.response_ids) for answer in answers] for answers in (theirs, again, after, ours)],
         "ends": [[answer.finish_reason, answer.cut, answer.completion_tokens] for answer in theirs],

@@ -78,11 +78,10 @@ def test_answers_are_replayed_from_what_vllm_has_left(exact: dict[str, Any], req
 def test_in_half_precision_scores_are_close(found: Find, kind: str) -> None:
     """On weights alone to 2 %. From vLLM's states to what bfloat16 leaves open (ours: 2 % off float32)."""
     half = found(kind, "bfloat16")
-    assert half["shared"][0] == half["shared"][1]
+    assert half["shared"][1] - half["shared"][0] in (0, half["biases"]), "with AMX vLLM keeps biases in float32"
     assert half["tiers"] == ["replay"]
     assert close(half["scored_again"], half["own_scores"], 0.02)
     apart = sorted(half["half_apart"])
-    print(f"{kind}: HybridGrad in bfloat16 is {median(apart):.4f} apart in the middle, {apart[-1]:.4f} at most")
     assert median(apart) < (0.03 if kind == "smollm2" else 0.02)
     assert apart[-1] < 0.1
 
