@@ -11,31 +11,16 @@ from .conftest import ALL, NONE, OPTIONS, Serve, asking
 
 pytest.importorskip("opentelemetry.sdk", reason="the SDK of OpenTelemetry is not installed")
 
-from opentelemetry.sdk._logs import LoggerProvider
-from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
 from semgrad_guard import LanguageModel
 from semgrad_guard.adapters.traces import EvaluationLog
+from tests.exported import Exported
 
 CHAT = "/v1/chat/completions"
 
 
-class Exported:
-    """A tracer and a logger provider that keep what is exported."""
-
-    def __init__(self) -> None:
-        self.span_exporter, self.log_exporter = InMemorySpanExporter(), InMemoryLogRecordExporter()
-        self.tracer_provider, self.logger_provider = TracerProvider(), LoggerProvider()
-        self.tracer_provider.add_span_processor(SimpleSpanProcessor(self.span_exporter))
-        self.logger_provider.add_log_record_processor(SimpleLogRecordProcessor(self.log_exporter))
-        self.service = {"evaluations": EvaluationLog("semgrad_guard.server", logger_provider=self.logger_provider)}
-
-    @property
-    def events(self) -> list[Any]:
-        return [log.log_record for log in self.log_exporter.get_finished_logs()]
+def service_of(exported: Exported) -> dict[str, Any]:
+    """The options of a service whose events are exported there."""
+    return {"evaluations": EvaluationLog("semgrad_guard.server", logger_provider=exported.logger_provider)}
 
 
 @pytest.fixture
@@ -52,10 +37,10 @@ async def test_every_verdict_is_an_event(
     serve: Serve, exported: Exported, language_model: LanguageModel, policy: Any, mode: str, stream: bool
 ) -> None:
     draft = language_model.generate("hello", OPTIONS).text
-    async with serve(policy, mode=mode, service=exported.service) as client:
+    async with serve(policy, mode=mode, service=service_of(exported)) as client:
         with exported.tracer_provider.get_tracer("mine").start_as_current_span("request"):
             response = await client.post(CHAT, json=asking(stream=stream))
-    (event,), (span,) = exported.events, exported.span_exporter.get_finished_spans()
+    (event,), (span,) = exported.events(), exported.spans()
     action = "answer" if policy is ALL else "abstain"
     assert (event.event_name, event.span_id) == ("gen_ai.evaluation.result", span.context.span_id)
     found = dict(event.attributes)
@@ -81,8 +66,8 @@ async def test_every_verdict_is_an_event(
     ],
 )
 async def test_an_event_names_its_response(serve: Serve, exported: Exported, path: str, body: dict[str, Any]) -> None:
-    async with serve(ALL, service=exported.service) as client:
+    async with serve(ALL, service=service_of(exported)) as client:
         body["model"] = (await client.get("/v1/models")).json()["data"][0]["id"]
         response = await client.post(path, json=body)
-    (event,) = exported.events
+    (event,) = exported.events()
     assert event.attributes["gen_ai.response.id"] == response.json()["id"]

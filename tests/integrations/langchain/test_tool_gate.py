@@ -34,7 +34,7 @@ from langchain_semgrad_guard import ToolGate, calibrate_tool_calls
 from semgrad_guard import METADATA_KEY, Calibration
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError, UnenforcedPolicyError
-from tests.integrations.shared import DOUBTFUL, SCENARIOS, SURE, Call, verdict_on
+from tests.integrations.gates import DOUBTFUL, SCENARIOS, SURE, Call, verdict_on
 
 from .test_decisions import RISKY, Told, rule
 

@@ -20,7 +20,7 @@ from langchain_semgrad_guard import (
 )
 from semgrad_guard import LanguageModel
 from semgrad_guard.errors import EmptyPromptError
-from tests.integrations.shared import Exported
+from tests.exported import Exported
 
 from .support import EVERYTHING, NOTHING, QUESTION, Route, verdict_of
 

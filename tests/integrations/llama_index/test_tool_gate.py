@@ -21,7 +21,7 @@ from semgrad_guard.adapters.call_gate import TURN
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard.parts import calls_in_text
-from tests.integrations.shared import CLOCK, DOUBTFUL, SCENARIOS, SURE, Call, pay, verdict_on
+from tests.integrations.gates import CLOCK, DOUBTFUL, SCENARIOS, SURE, Call, pay, verdict_on
 
 from .ways import reading, scripted
 

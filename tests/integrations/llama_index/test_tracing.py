@@ -21,7 +21,7 @@ from llama_index_semgrad_guard import (
     guarded,
 )
 from semgrad_guard import Policy
-from tests.integrations.shared import Exported
+from tests.exported import Exported
 
 from .conftest import Heard, Maker, Passages, under
 
