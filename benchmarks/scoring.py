@@ -44,11 +44,10 @@ from shapes import CELLS, SEMANTIC_TOKEN, SHAPES, Setting, build
 from transformers import GenerationConfig
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.memory import FRUGAL, Memory
-from semgrad_guard.engine.replay.replay import cut_cache
-from semgrad_guard.engine.replay.tape import Recorder, Row, Tape, growing_cache, keys_of
-from semgrad_guard.engine.replay.twin import CACHE
+from semgrad_guard.engine.scores.replay import cut_cache
 from semgrad_guard.engine.scores.scorer import clean_slate, scorer_of
+from semgrad_guard.engine.scores.tape import FRUGAL, Memory, Recorder, Row, Tape, growing_cache, keys_of
+from semgrad_guard.engine.scores.twin import CACHE
 from semgrad_guard.errors import InputError
 
 GENERATING = ("plain", "first_token", "capturing")

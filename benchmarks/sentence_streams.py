@@ -24,7 +24,7 @@ from measuring import about, keep, parsed, parser, ranged, spread, table
 from shapes import SHAPES, wordy_model
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
-from semgrad_guard.engine.answers.request import Request
+from semgrad_guard.engine.answers.running import Request
 from semgrad_guard.engine.answers.sentence_evidence import sentences_of
 from semgrad_guard.estimators import MeanEntropy
 from semgrad_guard.estimators.base import Estimator

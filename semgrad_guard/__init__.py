@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.answers.options import GenerationOptions as GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel as LanguageModel
     from semgrad_guard.engine.objective import TokenChoice as TokenChoice
-    from semgrad_guard.engine.replay.memory import Memory as Memory
     from semgrad_guard.engine.scores.gradient_scores import gradient_scores as gradient_scores
     from semgrad_guard.engine.scores.gradients import GradientScores as GradientScores
+    from semgrad_guard.engine.scores.tape import Memory as Memory
     from semgrad_guard.errors import SemGradGuardError as SemGradGuardError
     from semgrad_guard.estimators import Estimator as Estimator
     from semgrad_guard.estimators import HybridGrad as HybridGrad

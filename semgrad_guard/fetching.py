@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from filelock import FileLock
 
-from semgrad_guard.engine.models.gguf import READERS
+from semgrad_guard.engine.gguf import READERS
 from semgrad_guard.errors import FetchError, require_installed
 from semgrad_guard.files import reason
 from semgrad_guard.named import ANOTHER_HOME, RECORD, Fetched, FetchedFile, NamedModel, Wheel, read_record
@@ -165,8 +165,7 @@ def _convert(gguf: Path, folder: Path, model: NamedModel) -> None:
     import torch
     from safetensors import SafetensorError
 
-    from semgrad_guard.engine.models.gguf import load_gguf
-    from semgrad_guard.engine.models.load_faults import without_weight_bar
+    from semgrad_guard.engine.checkpoint import load_gguf, without_weight_bar
 
     loaded, tokenizer = cast("tuple[Any, Any]", load_gguf(gguf, model.name, dtype=getattr(torch, model.dtype)))
     if hasattr(loaded.config, "quantization_config"):  # they are plain numbers by now

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from semgrad_guard.engine.replay.memory import Memory
+from semgrad_guard.engine.scores.tape import Memory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 

@@ -31,8 +31,8 @@ from semgrad_guard.declared import naming_faults as naming_faults
 from semgrad_guard.declared import require_known as require_known
 from semgrad_guard.engine.answers.answer import Evidence, Generation
 from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.engine.answers.request import Ticket
 from semgrad_guard.engine.answers.writing import Piece
+from semgrad_guard.engine.interruption import Ticket
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.forms import known_form
 from semgrad_guard.errors import InputError, ModelNotFoundError

@@ -1,10 +1,12 @@
-"""When a model must stop: deadlines and cancellations, checked wherever it works.
+"""When a model must stop, and how callers wait for it: deadlines and cancellations, checked wherever it works.
 
 A `Stop` is made where a call begins and set for the calls below with `stopping`; a context variable carries it down, so
 that no function needs a parameter for it. Code that runs a model calls `current_stop().check()` between two pieces of
 work: at each decoder layer, between blocks of the vocabulary, while it waits for a lock. `check` raises; holders of
 resources release them in the usual way, and no result is changed. A new thread begins without the stops of its maker:
 see `start_thread`.
+
+A `Ticket` is the future of work for a model's thread; `Pieces` come from there while it works.
 """
 
 from __future__ import annotations
@@ -12,12 +14,19 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError
+from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError, SemGradGuardError
+
+P = TypeVar("P")
+R = TypeVar("R")
+S = TypeVar("S")
 
 SLICE = 0.02
 """Seconds between two checks of a thread that waits under a stop."""
@@ -192,3 +201,131 @@ def _stop_all() -> None:
     until = time.monotonic() + _PATIENCE
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
+
+
+class Ticket(Future[R]):
+    """The future of a request, or of other work for a model's thread, made in the context and under the stops of now.
+
+    Cancelling it withdraws the request from the queue, or ends it at the next step. So `asyncio.wrap_future` passes on
+    the cancellation of a task by itself.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stop = Stop()
+        with stopping(self.stop):
+            self.context, self.stops = copy_context(), current_stop()
+
+    def cancel(self) -> bool:
+        """As `Future.cancel`; a request that is being written gets an `AnswerCancelledError` soon."""
+        self.stop.cancel()
+        return super().cancel()
+
+    def outcome(self) -> R:
+        """The result, waited for under the current stops. A caller that leaves early cancels the request.
+
+        Raises:
+            AnswerInterruptedError: a stop ended it.
+        """
+        try:
+            return waited(self, current_stop())
+        except BaseException:
+            self.cancel()
+            raise
+
+    # For the model's thread.
+
+    def run(self, work: Callable[[], S]) -> S:
+        """The result of `work` in the caller's context, under the stops of the running thread as well."""
+        stops = current_stop()
+
+        def under_both() -> S:
+            with stopping(stops):
+                current_stop().check()
+                return work()
+
+        return self.context.run(under_both)
+
+    def settle(self, work: Callable[[], R]) -> None:
+        """Give the caller the result of `work`, or its error."""
+        try:
+            result = self.run(work)
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
+            self.fail(error)
+        else:
+            self.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        """Give the caller this error, unless there is a result; what was begun for it ends."""
+        self.stop.cancel()
+        if not self.done():
+            # The frames of our own errors hold the states of the model.
+            self.set_exception(error.with_traceback(None) if isinstance(error, SemGradGuardError) else error)
+
+
+def outcomes(tickets: Sequence[Ticket[R]]) -> list[R]:
+    """The results of several requests, as `Ticket.outcome`.
+
+    Raises:
+        Exception: the first in their order; the others are then cancelled.
+    """
+    try:
+        return [ticket.outcome() for ticket in tickets]
+    except BaseException:
+        for ticket in tickets:
+            ticket.cancel()
+        raise
+
+
+def waited(future: Future[R], stops: Stops) -> R:
+    """The result of a future, waited for under these stops.
+
+    Raises:
+        AnswerInterruptedError: a stop ended the waiting.
+    """
+    while stops:
+        try:
+            return future.result(SLICE)
+        except FutureTimeoutError:
+            if future.done():
+                raise  # the work's own
+            stops.check()
+    return future.result()
+
+
+class Pieces(Generic[P]):
+    """Pieces from any thread, for one reader in another one or on an event loop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ready: list[P] = []
+        self._has_ended = False
+        self._reader: Future[Sequence[P] | None] | None = None
+
+    def put(self, piece: P) -> None:
+        """One more piece; waits for nothing."""
+        with self._lock:
+            self._ready.append(piece)
+            self._hand_over()
+
+    def end(self) -> None:
+        """There are no more."""
+        with self._lock:
+            self._has_ended = True
+            self._hand_over()
+
+    def next(self) -> Future[Sequence[P] | None]:
+        """All pieces that are there, as soon as there is one; None behind the last."""
+        with self._lock:
+            reader = self._reader = Future()
+            self._hand_over()
+            return reader
+
+    def _hand_over(self) -> None:
+        reader = self._reader
+        if reader is None or not (self._ready or self._has_ended):
+            return
+        self._reader = None
+        if reader.set_running_or_notify_cancel():
+            pieces, self._ready = self._ready or None, []
+            reader.set_result(pieces)

@@ -13,12 +13,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Evidence, Generation
 from semgrad_guard.engine.answers.batch import RunningBatch
 from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.engine.answers.request import Request, Ticket, outcomes
+from semgrad_guard.engine.answers.running import Request
 from semgrad_guard.engine.answers.sentence_evidence import Segment, sentences_of
 from semgrad_guard.engine.answers.worker import Worker, worker_of
 from semgrad_guard.engine.answers.writing import Visible, answered
 from semgrad_guard.engine.answers.writing_model import WritingModel, name_of
-from semgrad_guard.engine.models.checkpoint import load
+from semgrad_guard.engine.checkpoint import load
+from semgrad_guard.engine.interruption import Ticket, outcomes
 from semgrad_guard.engine.objective import Objective, TokenChoice
 from semgrad_guard.engine.prompts.forms import Tool, ToolAnswer, calls_in
 from semgrad_guard.engine.prompts.prompt import require_bounded

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.engine.answers.options import Sampling
-from semgrad_guard.engine.words import token_f1
+from semgrad_guard.engine.text_units import token_f1
 from semgrad_guard.errors import InputError, ScoringError
 from semgrad_guard.estimators.samples import AskingEstimator, distinct, texts_of, with_tokens
 from semgrad_guard.estimators.text_pairs import F1Equivalence, Pair, clusters

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from semgrad_guard.engine.checkpoint import load_classifier
 from semgrad_guard.engine.interruption import InterruptibleLock
-from semgrad_guard.engine.models.checkpoint import load_classifier
-from semgrad_guard.engine.replay.twin import stoppable
 from semgrad_guard.engine.scores.scorer import clean_slate
-from semgrad_guard.engine.words import normalise, token_f1
+from semgrad_guard.engine.scores.twin import stoppable
+from semgrad_guard.engine.text_units import normalise, token_f1
 from semgrad_guard.errors import InputError, UnsupportedModelError
 
 Pair = tuple[str, str]

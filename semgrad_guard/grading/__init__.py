@@ -3,8 +3,8 @@
 The graders by words and their names are here; the others, which need more than this package, are in `by_name`.
 """
 
-from semgrad_guard.engine.words import normalise as normalise
-from semgrad_guard.engine.words import token_f1 as token_f1
+from semgrad_guard.engine.text_units import normalise as normalise
+from semgrad_guard.engine.text_units import token_f1 as token_f1
 from semgrad_guard.grading.by_name import GRADERS as GRADERS
 from semgrad_guard.grading.by_name import ExactMatch as ExactMatch
 from semgrad_guard.grading.by_name import SharedWords as SharedWords

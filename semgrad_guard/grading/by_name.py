@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from semgrad_guard.calibration.prompt_parts import common_subsequence
 from semgrad_guard.engine.prompts.reasoning import Foreign
-from semgrad_guard.engine.words import normalise, token_f1
+from semgrad_guard.engine.text_units import normalise, token_f1
 from semgrad_guard.errors import GradingError, InputError, MissingExtraError
 from semgrad_guard.files import reason, table_of
 from semgrad_guard.grading.contains import Contains

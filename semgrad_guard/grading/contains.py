@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Literal
 
 from semgrad_guard.calibration.binding import GRADER_VERSIONS
-from semgrad_guard.engine.words import normalise, with_points
+from semgrad_guard.engine.text_units import normalise, with_points
 from semgrad_guard.files import table_of
 from semgrad_guard.grading.grader import AnswerToGrade, WordGrader, abstains
 

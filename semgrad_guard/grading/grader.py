@@ -16,7 +16,7 @@ from functools import cache
 from typing import Literal, Protocol
 
 from semgrad_guard.calibration.calibration_set import ABSTAINED as ABSTAINED
-from semgrad_guard.engine.words import normalise
+from semgrad_guard.engine.text_units import normalise
 from semgrad_guard.files import table_of
 
 _APART = re.compile(

@@ -15,13 +15,14 @@ from semgrad_guard.calibration import Binding
 from semgrad_guard.calibration.binding import Unit
 from semgrad_guard.engine.answers.answer import Evidence, Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
-from semgrad_guard.engine.answers.request import Request, Ticket, outcomes
+from semgrad_guard.engine.answers.running import Request
 from semgrad_guard.engine.answers.sentence_evidence import EndedSentences, parts_of, sentences_of
 from semgrad_guard.engine.answers.writing import Piece
+from semgrad_guard.engine.interruption import Ticket, outcomes
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.forms import ToolAnswer, shown_text
-from semgrad_guard.engine.replay.memory import OUT_OF_MEMORY, give_back_memory, is_out_of_memory
-from semgrad_guard.engine.sentences import Span
+from semgrad_guard.engine.scores.tape import OUT_OF_MEMORY, give_back_memory, is_out_of_memory
+from semgrad_guard.engine.text_units import Span
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.samples import AskingEstimator

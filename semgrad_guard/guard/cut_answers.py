@@ -8,7 +8,7 @@ are seen, and bound to the calibration (`Binding.on_cut`): one that was made bef
 
 from __future__ import annotations
 
-from semgrad_guard.engine.sentences import is_unfinished, sentences
+from semgrad_guard.engine.text_units import is_unfinished, sentences
 from semgrad_guard.records import Verdict
 from semgrad_guard.settings import OnCut
 

@@ -19,8 +19,7 @@ from semgrad_guard.calibration import Binding, Calibration, calibrate_runs
 from semgrad_guard.calibration.binding import FIELDS, shared_by
 from semgrad_guard.decision_log.entries import DecisionSink, Facts
 from semgrad_guard.declared import pairs_in
-from semgrad_guard.engine.fields import Field, Path, fields_of
-from semgrad_guard.engine.sentences import Span, leanings
+from semgrad_guard.engine.text_units import Field, Path, Span, fields_of, leanings
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.guard.verdicts import RecordedDraft, binding_of, doubt_of
 from semgrad_guard.records import CallVerdict, FieldVerdict, PromptForm, Score, SentenceVerdict, ToolCall, Verdict

@@ -15,10 +15,9 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Generic, TypeVar, cast
 
-from semgrad_guard.engine.answers.request import Pieces, Ticket, waited
 from semgrad_guard.engine.answers.writing import Piece
-from semgrad_guard.engine.interruption import Stop, current_stop, stopping
-from semgrad_guard.engine.sentences import decided
+from semgrad_guard.engine.interruption import Pieces, Stop, Ticket, current_stop, stopping, waited
+from semgrad_guard.engine.text_units import decided
 from semgrad_guard.errors import AnswerInterruptedError
 from semgrad_guard.guard.decision import settle
 from semgrad_guard.guard.flow import UNWRITTEN, Ask, Draft, Outcome, concluded, not_written, one

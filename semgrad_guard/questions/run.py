@@ -24,7 +24,7 @@ from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.sentence_evidence import sentences_of
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.sentences import leanings
+from semgrad_guard.engine.text_units import leanings
 from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import Answerer, Policy, Terms, settle, template_name, unscored

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, cast
 
-from semgrad_guard.engine.sentences import Span
+from semgrad_guard.engine.text_units import Span
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import METADATA_KEY, FieldVerdict, SentenceVerdict, ToolCall, Verdict
 

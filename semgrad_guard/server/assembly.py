@@ -22,7 +22,7 @@ from semgrad_guard.declared import values_of
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.interruption import start_thread
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.replay.memory import Memory
+from semgrad_guard.engine.scores.tape import Memory
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Answerer, OnDoubt, Policy, Terms, withholds
 from semgrad_guard.guard.policy import judged_by, lets_every_score_through

@@ -18,10 +18,10 @@ from pydantic import Field, InstanceOf
 from semgrad_guard.adapters.calls import AnswerForm, new_id, openai_logprobs, token_texts
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.engine.answers.request import Pieces, Request, Ticket
+from semgrad_guard.engine.answers.running import Request
 from semgrad_guard.engine.answers.sentence_evidence import EndedSentences
 from semgrad_guard.engine.answers.writing import Piece
-from semgrad_guard.engine.interruption import Stop, current_stop, stopping
+from semgrad_guard.engine.interruption import Pieces, Stop, Ticket, current_stop, stopping
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.errors import AnswerCancelledError, InputError, PromptTooLongError, QueueFullError

@@ -14,7 +14,7 @@ from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.replay.tape import Tape
+from semgrad_guard.engine.scores.tape import Tape
 from semgrad_guard.errors import AnswerInterruptedError, InputError, UnsupportedModelError
 from semgrad_guard.vllm.listener import Listener, VLLMAnswer
 from semgrad_guard.vllm.shared_weights import library

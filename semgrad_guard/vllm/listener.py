@@ -19,10 +19,10 @@ from semgrad_guard.engine.answers.options import force
 from semgrad_guard.engine.answers.writing import WrittenAnswer
 from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.objective import LogitTransform, Objective
-from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape, left_of
-from semgrad_guard.engine.replay.twin import Place
 from semgrad_guard.engine.scores.gradients import observed_layer
 from semgrad_guard.engine.scores.scorer import Scorer
+from semgrad_guard.engine.scores.tape import KeysValues, Recorder, Tape, left_of
+from semgrad_guard.engine.scores.twin import Place
 from semgrad_guard.vllm.paged_cache import PagedCache
 from semgrad_guard.vllm.shared_weights import FUSED, library
 

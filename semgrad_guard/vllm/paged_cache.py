@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 
-from semgrad_guard.engine.replay.tape import KeysValues
+from semgrad_guard.engine.scores.tape import KeysValues
 
 _BASE = 128  # bfloat16 and float16 hold every whole number up to it
 

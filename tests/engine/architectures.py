@@ -16,9 +16,9 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.twin import CACHE
 from semgrad_guard.engine.scores.gradient_scores import gradient_scores
 from semgrad_guard.engine.scores.scorer import scorer_of
+from semgrad_guard.engine.scores.twin import CACHE
 from semgrad_guard.errors import SemGradGuardError
 
 from .cases import CASES, Case

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.tape import Row, Tape, read
 from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.engine.scores.scorer import Scorer, clean_slate, scorer_of
+from semgrad_guard.engine.scores.tape import Row, Tape, read
 
 from .oracle import Reference, reference_scores
 from .tiny_models import token_ids

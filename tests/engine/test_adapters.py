@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from semgrad_guard import GenerationOptions, LanguageModel, gradient_scores
-from semgrad_guard.engine.models.architecture import weight_fingerprint
+from semgrad_guard.engine.scores.architecture import weight_fingerprint
 from semgrad_guard.engine.scores.scorer import scorer_of
 from semgrad_guard.errors import UnsupportedModelError
 

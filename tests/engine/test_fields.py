@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerFast
 
 from semgrad_guard import HybridGrad, LanguageModel
 from semgrad_guard.engine.answers.sentence_evidence import parts_of, token_ranges
-from semgrad_guard.engine.fields import fields_of
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.reasoning import Codec
+from semgrad_guard.engine.text_units import fields_of
 
 from .oracle import reference_scores, worst_relative_error
 

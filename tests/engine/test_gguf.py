@@ -19,7 +19,7 @@ from transformers import AutoConfig, BitsAndBytesConfig
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.engine.models.gguf import GgufHeader, complete_config, read_header
+from semgrad_guard.engine.gguf import GgufHeader, complete_config, read_header
 from semgrad_guard.errors import InputError, MissingExtraError, ModelNotFoundError, UnsupportedModelError
 from tests.pairwise import in_turn
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from semgrad_guard.engine.objective import LogitTransform, Objective
-from semgrad_guard.engine.replay import kernels
 from semgrad_guard.engine.scores import head as head_module
 from semgrad_guard.engine.scores.head import Distribution, HeadScores, Logits, Products, score_head
 
@@ -187,7 +186,7 @@ VOCABULARY, WIDTH, TOKENS = 6000, 48, 12
 @pytest.fixture(params=[True, False], ids=["multiplied", "converted"])
 def bfloat16_units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """CPUs that multiply bfloat16, and others."""
-    monkeypatch.setattr(kernels, "_capabilities", lambda: {"avx512_bf16": request.param, "cpu_name": "any"})
+    monkeypatch.setattr(head_module, "_capabilities", lambda: {"avx512_bf16": request.param, "cpu_name": "any"})
     return request.param
 
 
@@ -269,7 +268,7 @@ def test_the_greatest_are_found_in_any_vocabulary(seed: int, vocabulary: int, co
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(levels, (3, vocabulary), generator=generator).bfloat16()
     count = min(count, vocabulary)
-    places = kernels.greatest(rows, count)
+    places = head_module.greatest(rows, count)
     assert all(len(set(row)) == count for row in places.tolist())
     assert torch.equal(rows.gather(1, places).sort(dim=1).values, rows.topk(count).values.sort(dim=1).values)
 

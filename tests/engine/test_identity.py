@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.calibration import calibrate
-from semgrad_guard.engine.models.architecture import Identity, weight_fingerprint
+from semgrad_guard.engine.scores.architecture import Identity, weight_fingerprint
 from semgrad_guard.engine.scores.scorer import scorer_of
 from semgrad_guard.errors import BindingMismatchError
 from semgrad_guard.guard import Answerer

@@ -14,9 +14,9 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.memory import FRUGAL
 from semgrad_guard.engine.scores.gradient_scores import gradient_scores
 from semgrad_guard.engine.scores.scorer import scorer_of
+from semgrad_guard.engine.scores.tape import FRUGAL
 from semgrad_guard.estimators import Estimator, HybridGrad, MeanEntropy
 from tests.random_llama import random_llama
 

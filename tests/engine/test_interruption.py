@@ -14,8 +14,8 @@ import torch
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.options import Sampling
 from semgrad_guard.engine.interruption import InterruptibleLock, Stop, current_stop, stopping
-from semgrad_guard.engine.replay.memory import FRUGAL
-from semgrad_guard.engine.scores.semantic_preservation import last_states
+from semgrad_guard.engine.scores.gradient_scores import last_states
+from semgrad_guard.engine.scores.tape import FRUGAL
 from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError
 from semgrad_guard.estimators.text_pairs import Entailment
 from tests.leaks import smallest_growth, tensors_alive

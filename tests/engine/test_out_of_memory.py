@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerFast
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.memory import is_out_of_memory
 from semgrad_guard.engine.scores.gradient_scores import gradient_scores
 from semgrad_guard.engine.scores.scorer import scorer_of
+from semgrad_guard.engine.scores.tape import is_out_of_memory
 
 from .cases import CASES, taped
 from .oracle import worst_relative_error

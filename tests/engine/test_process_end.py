@@ -80,7 +80,7 @@ loop.run_forever()
 )
 
 SUBMITTED = """
-from semgrad_guard.engine.answers.request import Request
+from semgrad_guard.engine.answers.running import Request
 def submit(options=LONG, heard=None):
     return model.submit(Request(prompt=model.render("What is tea?"), options=(options,), on_piece=heard,
                                 finish=lambda found: found[0].completion_tokens))

@@ -21,9 +21,9 @@ from packaging.version import Version
 from semgrad_guard import GenerationOptions, LanguageModel, Memory
 from semgrad_guard.engine.answers.writing import WrittenAnswer
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.tape import Row, Tape
 from semgrad_guard.engine.scores.gradients import NO_GRADIENT, GradientScores, Observation, observed_layer
 from semgrad_guard.engine.scores.scorer import scorer_of
+from semgrad_guard.engine.scores.tape import Row, Tape
 from tests.pairwise import every
 
 from .oracle import Reference, reference_scores, worst_relative_error

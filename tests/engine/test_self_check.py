@@ -13,13 +13,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama as llama
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.twin import CACHE
 from semgrad_guard.engine.scores import exactness
 from semgrad_guard.engine.scores import scorer as scorer_module
 from semgrad_guard.engine.scores.exactness import checked
 from semgrad_guard.engine.scores.gradient_scores import gradient_scores
 from semgrad_guard.engine.scores.gradients import Tier
 from semgrad_guard.engine.scores.scorer import scorer_of
+from semgrad_guard.engine.scores.twin import CACHE
 from tests.pairwise import in_turn
 
 from .architectures import expectation

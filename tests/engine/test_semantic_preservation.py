@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.engine.scores.gradient_scores import SemanticPreservation, last_states
 from semgrad_guard.engine.scores.scorer import scorer_of
-from semgrad_guard.engine.scores.semantic_preservation import SemanticPreservation, last_states
 from semgrad_guard.errors import InputError, ScoringError
 from semgrad_guard.records import SemanticToken
 

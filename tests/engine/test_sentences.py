@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.sentences import decided, leanings, sentences
+from semgrad_guard.engine.text_units import decided, leanings, sentences
 
 from .oracle import reference_scores, worst_relative_error
 

@@ -11,12 +11,11 @@ import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel, Memory
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import replay as replay_module
-from semgrad_guard.engine.replay.memory import FRUGAL
-from semgrad_guard.engine.replay.replay import replay
-from semgrad_guard.engine.replay.tape import Recorder, Row
+from semgrad_guard.engine.scores import replay as replay_module
 from semgrad_guard.engine.scores.gradients import GradientScores
+from semgrad_guard.engine.scores.replay import replay
 from semgrad_guard.engine.scores.scorer import clean_slate, scorer_of
+from semgrad_guard.engine.scores.tape import FRUGAL, Recorder, Row
 
 from .cases import CASES, taped
 from .running import finished, joined, wrapped

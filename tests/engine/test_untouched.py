@@ -14,12 +14,11 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.memory import Memory
-from semgrad_guard.engine.replay.tape import growing_cache, read
 from semgrad_guard.engine.scores.exactness import scores_by
 from semgrad_guard.engine.scores.gradient_scores import gradient_scores
 from semgrad_guard.engine.scores.gradients import GradientScores, replayed
 from semgrad_guard.engine.scores.scorer import clean_slate, scorer_of
+from semgrad_guard.engine.scores.tape import Memory, growing_cache, read
 from semgrad_guard.errors import DeadlineExceededError, EmptyLayerSpanError, InputError
 from tests.leaks import smallest_growth, tensors_alive
 from tests.pairwise import in_turn

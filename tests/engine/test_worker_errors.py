@@ -13,7 +13,7 @@ from semgrad_guard import LanguageModel
 from semgrad_guard.engine.answers import running
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.batch import RunningBatch
-from semgrad_guard.engine.answers.request import Ticket
+from semgrad_guard.engine.interruption import Ticket
 from semgrad_guard.estimators import Sampling
 from tests.fixed_model import TEXT
 from tests.steps import LIMIT, until

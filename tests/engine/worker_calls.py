@@ -9,8 +9,9 @@ from typing import Any
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.answer import Generation
-from semgrad_guard.engine.answers.request import Request, Ticket
+from semgrad_guard.engine.answers.running import Request
 from semgrad_guard.engine.answers.writing import Piece
+from semgrad_guard.engine.interruption import Ticket
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.estimators import Sampling
 from semgrad_guard.guard.streams import answer_steps

@@ -11,7 +11,7 @@ import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.options import DiverseBeams, Sampling
-from semgrad_guard.engine.words import token_f1
+from semgrad_guard.engine.text_units import token_f1
 from semgrad_guard.estimators import (
     SAR,
     Degree,

@@ -11,7 +11,7 @@ import pytest
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy, Verdict
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import DiverseBeams
-from semgrad_guard.engine.answers.request import Request
+from semgrad_guard.engine.answers.running import Request
 from semgrad_guard.engine.answers.writing import WrittenAnswer
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import MeanEntropy, Sampling, SelfConsistency, SemanticEntropy

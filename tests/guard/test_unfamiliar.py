@@ -14,7 +14,7 @@ from semgrad_guard import GenerationOptions, Guard, LanguageModel, Message
 from semgrad_guard.adapters.examples import ExampleCalibration
 from semgrad_guard.adapters.recorded_runs import AnsweredExample, _cut_calls
 from semgrad_guard.calibration import Binding, Calibration, DriftMonitor, calibrate
-from semgrad_guard.engine.sentences import is_unfinished
+from semgrad_guard.engine.text_units import is_unfinished
 from semgrad_guard.errors import AnswerFailedError, BindingMismatchError, InputError
 from semgrad_guard.guard.cut_answers import FIRST_SENTENCE, LATER, why_unscored
 from semgrad_guard.guard.decision import decide, settle

@@ -14,7 +14,7 @@ pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 import httpx
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, calibrate
-from semgrad_guard.engine.replay.memory import FRUGAL
+from semgrad_guard.engine.scores.tape import FRUGAL
 from semgrad_guard.errors import BindingMismatchError, InputError, ModelNotFoundError
 from semgrad_guard.guard import Answerer
 from semgrad_guard.loading import ModelSource

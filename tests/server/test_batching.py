@@ -15,7 +15,7 @@ import torch
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Message
 from semgrad_guard.adapters.calls import AnswerForm
-from semgrad_guard.engine.replay.memory import Memory
+from semgrad_guard.engine.scores.tape import Memory
 from semgrad_guard.errors import EmptyLayerSpanError, InputError, PromptTooLongError
 from semgrad_guard.guard import Answerer, Draft
 from semgrad_guard.server.answers import Answer

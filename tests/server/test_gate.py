@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.replay.memory import Memory
+from semgrad_guard.engine.scores.tape import Memory
 from semgrad_guard.errors import InputError
 from semgrad_guard.server.app import PATHS, Limits, make_app
 from semgrad_guard.server.hosting import Keys, allowed_hosts, is_loopback, listen

@@ -17,8 +17,8 @@ from semgrad_guard.engine.answers.writing_model import WritingModel, likeliest
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.reasoning import Reasoning
-from semgrad_guard.engine.replay.tape import Row, Tape
 from semgrad_guard.engine.scores.gradients import GradientScores, Observation
+from semgrad_guard.engine.scores.tape import Row, Tape
 from semgrad_guard.errors import DetachedRecordError, ScoringError
 from semgrad_guard.records import FinishReason, in_context
 

@@ -30,13 +30,22 @@ from semgrad_guard.engine.answers.writing import Piece, WrittenAnswer
 from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.replay.memory import Memory, is_out_of_memory
-from semgrad_guard.engine.replay.replay import cut_cache
-from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape, below, growing_cache, keys_of, left_of
-from semgrad_guard.engine.replay.twin import CACHE
 from semgrad_guard.engine.scores.gradients import observed_layer
+from semgrad_guard.engine.scores.replay import cut_cache
 from semgrad_guard.engine.scores.scorer import clean_slate
-from semgrad_guard.engine.sentences import Span
+from semgrad_guard.engine.scores.tape import (
+    KeysValues,
+    Memory,
+    Recorder,
+    Tape,
+    below,
+    growing_cache,
+    is_out_of_memory,
+    keys_of,
+    left_of,
+)
+from semgrad_guard.engine.scores.twin import CACHE
+from semgrad_guard.engine.text_units import Span
 from semgrad_guard.errors import AnswerInterruptedError
 
 ROWS = 8

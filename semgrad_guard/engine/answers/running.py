@@ -1,4 +1,4 @@
-"""The requests that are answered together: they join and leave a model's batch at every step.
+"""Requests to a model, and those that are answered together: they join and leave a model's batch at every step.
 
 Where a model cannot take answers in and out, answers are written one after the other, in whole runs.
 """
@@ -6,25 +6,58 @@ Where a model cannot take answers in and out, answers are written one after the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.batch import ROWS, RunningBatch, of_like_length
 from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
-from semgrad_guard.engine.answers.request import Request, Ticket
 from semgrad_guard.engine.answers.sentence_evidence import EndedSentences, OpenSentences
-from semgrad_guard.engine.answers.writing import WrittenAnswer
+from semgrad_guard.engine.answers.writing import Piece, WrittenAnswer
 from semgrad_guard.engine.answers.writing_model import WritingModel
+from semgrad_guard.engine.interruption import Ticket
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.errors import AnswerInterruptedError
+
+R = TypeVar("R")
+S = TypeVar("S")
 
 Key = tuple[WritingModel, Objective]
 """What requests have in common that are answered together."""
 
 _READ = 256  # tokens of prompts that are read between two steps of the answers that are being written
 _LINGER = 4  # steps that an answer, or its sentences, wait for others to be scored with
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Request(Generic[R]):
+    """Answers to one prompt, one for each of the `options`; their objective is that of later scoring.
+
+    `finish` makes the result of the generations. It runs in the model's thread and within the model's turn, so that a
+    score and the model's identity are of one state: the worker knows neither estimators nor drafts. `on_piece` is
+    called in the model's thread with the pieces of the first answer and of its thought, and must not wait. Samples of
+    the plans in `draws`, which `finish` reads off the evidence, are drawn in the meantime where the answers can be
+    joined by others.
+
+    `on_sentences`, in the place of `on_piece`, gets the sentences of the one answer as they end, in the model's thread
+    and turn; the answer ends behind the last of them where it returns False. Where answers are written in whole runs it
+    is not called.
+    """
+
+    prompt: Prompt
+    options: tuple[GenerationOptions, ...]
+    finish: Callable[[list[Generation]], R]
+    objective: Objective = field(default_factory=Objective)
+    on_piece: Callable[[Piece], None] | None = None
+    on_sentences: Callable[[EndedSentences], bool] | None = None
+    draws: tuple[Sampling, ...] = ()
+
+    def then(self, make: Callable[[R], S]) -> Request[S]:
+        """The same request with another result, made of its own in the model's thread."""
+        other: Any = replace(self, finish=lambda written: make(self.finish(written)))
+        return other
 
 
 @dataclass(frozen=True, eq=False)

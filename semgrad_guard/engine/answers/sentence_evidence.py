@@ -14,9 +14,9 @@ from itertools import pairwise
 from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Evidence
 from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.engine.prompts.reasoning import Codec
-from semgrad_guard.engine.replay.tape import Tape
 from semgrad_guard.engine.scores.gradients import GradientScores
-from semgrad_guard.engine.sentences import Span, decided, sentences
+from semgrad_guard.engine.scores.tape import Tape
+from semgrad_guard.engine.text_units import Span, decided, sentences
 
 Sentences = list[tuple[Span, Evidence | None]]
 """The place of each sentence in an answer's text, and its evidence; None for one without a token."""

@@ -18,10 +18,9 @@ from functools import partial
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from semgrad_guard.engine.answers.request import Request, Ticket
-from semgrad_guard.engine.answers.running import Job, Key, RunningRequests, Work, Writing
+from semgrad_guard.engine.answers.running import Job, Key, Request, RunningRequests, Work, Writing
 from semgrad_guard.engine.answers.writing_model import WritingModel
-from semgrad_guard.engine.interruption import SLICE, Stop, start_thread
+from semgrad_guard.engine.interruption import SLICE, Stop, Ticket, start_thread
 from semgrad_guard.engine.scores.scorer import Scorer
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 

@@ -33,7 +33,7 @@ from semgrad_guard.engine.prompts.reasoning import (
     reasoning_of,
     up_to,
 )
-from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape
+from semgrad_guard.engine.scores.tape import KeysValues, Recorder, Tape
 from semgrad_guard.records import is_blank
 
 _CONTEXT = 8

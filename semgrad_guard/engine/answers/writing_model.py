@@ -19,7 +19,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.declared import plain
 from semgrad_guard.engine.answers.options import GenerationOptions, Ids, Sample
-from semgrad_guard.engine.models.architecture import is_hooked
 from semgrad_guard.engine.objective import Objective, TokenChoice
 from semgrad_guard.engine.prompts.forms import CallForm, GrammarCompiler, call_form
 from semgrad_guard.engine.prompts.prompt import (
@@ -32,10 +31,10 @@ from semgrad_guard.engine.prompts.prompt import (
     template_fingerprint,
 )
 from semgrad_guard.engine.prompts.reasoning import Codec
-from semgrad_guard.engine.replay.kernels import lacks_units
-from semgrad_guard.engine.replay.memory import Memory
-from semgrad_guard.engine.replay.tape import KeysValues, below, growing_cache, keys_of
+from semgrad_guard.engine.scores.architecture import is_hooked
+from semgrad_guard.engine.scores.head import lacks_units
 from semgrad_guard.engine.scores.scorer import Scorer, clean_slate, scorer_of
+from semgrad_guard.engine.scores.tape import KeysValues, Memory, below, growing_cache, keys_of
 from semgrad_guard.errors import InputError, PromptTooLongError, UnsupportedToolsError
 from semgrad_guard.named import NAMES
 from semgrad_guard.records import Conversation

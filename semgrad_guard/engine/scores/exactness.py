@@ -23,20 +23,20 @@ import torch
 from torch import nn
 
 from semgrad_guard.engine.objective import LogitTransform, Objective
-from semgrad_guard.engine.replay.memory import Memory, is_out_of_memory
-from semgrad_guard.engine.replay.replay import written
-from semgrad_guard.engine.replay.tape import Row, cache_bytes, growing_cache, read
-from semgrad_guard.engine.replay.twin import Twin
 from semgrad_guard.engine.scores.gradients import (
     NO_GRADIENT,
     GradientScores,
     Observation,
+    Ordinary,
     deviation,
+    no_gradient,
     observed_layer,
     replayed,
     tolerance_of,
 )
-from semgrad_guard.engine.scores.ordinary import Ordinary, no_gradient
+from semgrad_guard.engine.scores.replay import written
+from semgrad_guard.engine.scores.tape import Memory, Row, cache_bytes, growing_cache, is_out_of_memory, read
+from semgrad_guard.engine.scores.twin import Twin
 from semgrad_guard.errors import AnswerInterruptedError, SemGradGuardError, UnsupportedModelError
 
 logger = logging.getLogger("semgrad_guard")

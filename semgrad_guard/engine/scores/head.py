@@ -21,20 +21,25 @@ even out. (Vocabulary of 152,000, 15 spreads: the median entropy is then off by 
 to 6e-3, and 1 - p of the mode by 5e-5 or less, in place of up to 4e-2; entropies of single, nearly
 certain tokens by 1e-3.)
 
+CPUs without instructions for a half-precision dtype multiply it at a fraction of their rate (34 rows: bfloat16 11.6 ms,
+float16 backward 274 ms); there the weights are converted to float32 piece by piece in a core's cache (5.2 ms and
+3.7 ms), and the result is rounded as the library's would be.
+
 Why: docs/decisions.md#0182
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
 
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.objective import LogitTransform, Norm, Objective
-from semgrad_guard.engine.replay.kernels import add_product, factor_dtype, greatest, precise_dtype, product
 
 
 @dataclass(frozen=True)
@@ -311,3 +316,103 @@ class Distribution:
         """1 - p of the tokens with these logits, one a distribution [n]."""
         others = 1 + self.rest - (logits - self.peak).exp()
         return torch.where(logits == self.peak, self.rest, others) / (1 + self.rest)
+
+
+# Products with weights in half precision, and the greatest of many entries.
+
+_PIECE = 1 << 18  # entries of a weight converted at a time
+_UNITS = {torch.bfloat16: ("amx_bf16", "avx512_bf16"), torch.float16: ("amx_fp16", "avx512_fp16")}
+"""The names of an x86 processor's instructions for a half-precision dtype."""
+
+
+@cache
+def _capabilities() -> Mapping[str, Any]:
+    """The CPU's, read once: every product wants to know."""
+    return torch.cpu.get_capabilities()
+
+
+def lacks_units(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the device is an x86 processor without instructions for that half-precision dtype.
+
+    There products of several rows take up to seven times as long as in float32 (measured with 40 rows).
+    """
+    known = device.type == "cpu" and _capabilities().get("architecture") == "x86_64"
+    return known and dtype in _UNITS and not _has_units(dtype)
+
+
+def _has_units(dtype: torch.dtype) -> bool:
+    return any(_capabilities().get(unit) for unit in _UNITS[dtype])
+
+
+def factor_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """The dtype in which products with it are taken: its own where they are fast and safe, else float32.
+
+    float16 would lose small probabilities and overflow sums. CPUs without bfloat16 units take it ten times as long.
+    """
+    is_slow = tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu" and not _has_units(tensor.dtype)
+    return torch.float32 if is_slow or tensor.dtype == torch.float16 else tensor.dtype
+
+
+def precise_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """The dtype in which exponentials and sums over it are taken."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x W^T [n, out] for x [n, in] and a weight [out, in], in x's dtype."""
+    pieces = [torch.mm(x, rows.t()) for _, rows in _converted(weight, x.dtype)]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+
+
+def add_product(total: torch.Tensor, gradient: torch.Tensor, weight: torch.Tensor) -> None:
+    """total [n, in] += gradient [n, out] W, the products in the gradient's dtype."""
+    for place, rows in _converted(weight, gradient.dtype):
+        if gradient.dtype == total.dtype:
+            total.addmm_(gradient[:, place], rows)
+        else:
+            total += gradient[:, place] @ rows
+
+
+def input_gradient(gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The gradient [n, in] with respect to x, from that with respect to x W^T [n, out]."""
+    if factor_dtype(weight) == weight.dtype or weight.device.type != "cpu":
+        return gradient @ weight
+    total = torch.zeros(gradient.shape[0], weight.shape[1])
+    add_product(total, gradient.float(), weight)
+    return total.to(gradient.dtype)
+
+
+def _converted(weight: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, torch.Tensor]]:
+    """The rows of a weight [out, in] in `dtype` and their place: all of them, where that is their own dtype.
+
+    Else, on a CPU, few enough at a time to stay in a core's cache; each piece lives until the next is taken.
+    """
+    if weight.dtype == dtype or weight.device.type != "cpu":
+        yield slice(None), weight.to(dtype)
+        return
+    rows = max(1, _PIECE // weight.shape[1])
+    buffer = torch.empty(min(rows, len(weight)), weight.shape[1], dtype=dtype)
+    for begin in range(0, len(weight), rows):
+        source = weight[begin : begin + rows]
+        yield slice(begin, begin + len(source)), buffer[: len(source)].copy_(source)
+
+
+_CHUNK = 64  # vocabulary entries that are first searched for their greatest alone
+
+
+def greatest(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """Where the greatest entries of each row [m, V] are: [m, count], in any order.
+
+    They lie in the chunks with the greatest maxima, a chunk being every `stride`-th entry. (`topk` takes six times as
+    long over bfloat16's many equal values, `argmax` over any, and maxima of neighbours.)
+    """
+    m, vocabulary = rows.shape
+    if vocabulary < 2 * _CHUNK:
+        return rows.topk(count).indices
+    stride = vocabulary // _CHUNK
+    whole = stride * _CHUNK
+    chunks = rows[:, :whole].unflatten(1, (_CHUNK, stride)).amax(1).topk(min(count, stride)).indices
+    within = torch.arange(0, whole, stride, device=rows.device)
+    rest = torch.arange(whole, vocabulary, device=rows.device).expand(m, -1)
+    places = torch.cat([(chunks[:, :, None] + within).flatten(1), rest], dim=1)
+    return places.gather(1, rows.gather(1, places).topk(count).indices)

@@ -20,11 +20,8 @@ import torch
 from torch import nn
 
 from semgrad_guard.engine.interruption import InterruptibleLock
-from semgrad_guard.engine.models.architecture import Architecture, Identity, is_hooked, state_of
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.memory import OUT_OF_MEMORY, Memory, as_memory_allows, unless_memory_runs_out
-from semgrad_guard.engine.replay.tape import Row, Tape, read
-from semgrad_guard.engine.replay.twin import Twin
+from semgrad_guard.engine.scores.architecture import Architecture, Identity, is_hooked, state_of
 from semgrad_guard.engine.scores.exactness import (
     WIDER,
     Exactness,
@@ -43,6 +40,16 @@ from semgrad_guard.engine.scores.gradients import (
     tolerance_of,
     unscored,
 )
+from semgrad_guard.engine.scores.tape import (
+    OUT_OF_MEMORY,
+    Memory,
+    Row,
+    Tape,
+    as_memory_allows,
+    read,
+    unless_memory_runs_out,
+)
+from semgrad_guard.engine.scores.twin import Twin
 from semgrad_guard.errors import UnsupportedModelError
 
 logger = logging.getLogger("semgrad_guard")

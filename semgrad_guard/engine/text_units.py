@@ -1,10 +1,10 @@
-"""Sentences of a text: where they end, once and for all while the text is still being written.
+"""The units of a text: sentences, the fields of JSON, and words.
 
-A sentence ends with ".", "!", "?" or "…" (quotation marks, brackets and Markdown may close behind it) before white
-space, with "。", "！" or "？", or with its line. It does not end before a small letter; within a quotation, brackets or
-code; in an abbreviation, an initial or an ordinal, as far as these are known; nor where a line of prose is wrapped.
-A code block is one sentence, a row of a table and an item of a list are one each. Every sentence holds a letter or a
-digit, and owns the white space behind it.
+Where a sentence ends is decided once and for all while the text is still being written. It ends with ".", "!", "?" or
+"…" (quotation marks, brackets and Markdown may close behind it) before white space, with "。", "！" or "？", or with
+its line. It does not end before a small letter; within a quotation, brackets or code; in an abbreviation, an initial or
+an ordinal, as far as these are known; nor where a line of prose is wrapped. A code block is one sentence, a row of a
+table and an item of a list are one each. Every sentence holds a letter or a digit, and owns the white space behind it.
 
 A border is decided once what follows it is known far enough, at most `_HELD` characters further; until then the text
 behind the last decided border is the open sentence.
@@ -14,13 +14,21 @@ pysbd 0.3.4 (not changed since 2021) 21 and sentencex 1.0.32 20, both told the l
 Those 30 and 56 others are in tests/engine/test_sentences.py. Neither library says when a border is decided.
 
 `leanings` finds sentences that cannot be read without an earlier one: left out with it, and no surer than it.
+
+Words are normalised as in SQuAD (Rajpurkar et al., "SQuAD: 100,000+ questions for machine comprehension of text", EMNLP
+2016).
 """
 
 from __future__ import annotations
 
+import json
 import re
+import string
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, NoReturn
 
 Span = tuple[int, int]
 """Where a piece of a text begins, and where it ends."""
@@ -252,3 +260,103 @@ def leanings(text: str, spans: Sequence[Span]) -> list[int | None]:
         found.append(number - 1 if leans else None)
         head = number if _INTRODUCES.search(sentence) else None
     return found
+
+
+# The fields of JSON: every value that holds no others.
+
+Path = tuple[str | int, ...]
+"""The place of a value: names of objects and places in arrays, as in ("cities", 0, "name")."""
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]|[^\s\[\]{},:"]+')
+
+
+@dataclass(frozen=True)
+class Field:
+    """One value of a JSON text: text[start:end], without a string's quotes (an empty one is its quotes).
+
+    `names` is where the names begin that lead to it from the value before it.
+    """
+
+    path: Path
+    value: Any
+    start: int
+    end: int
+    names: int
+
+
+def fields_of(text: str, at: int = 0) -> list[Field]:
+    """The fields of the JSON value that begins at a place of a text, in the text's order.
+
+    Empty objects and arrays are fields. Of a name that an object has twice both are listed, with one path.
+
+    Raises:
+        ValueError: no JSON value begins there, or it is cut.
+    """
+    begin = at + len(text[at:]) - len(text[at:].lstrip())
+    _, end = _DECODER.raw_decode(text, begin)
+    found, path = list[Field](), list[Any]()  # of an object whose next name is yet to come the last entry is None
+    names: int | None = None
+    before = ""
+
+    def note(value: Any, start: int, end: int) -> None:
+        nonlocal names
+        found.append(Field(tuple(path), value, start, end, start if names is None else names))
+        names = None
+
+    for token in _TOKEN.finditer(text, begin, end):
+        match token[0]:
+            case "{":
+                path.append(None)
+            case "[":
+                path.append(0)
+            case "}" | "]":
+                path.pop()
+                if before in ("{", "["):
+                    note(json.loads(before + token[0]), text.rindex(before, 0, token.start()), token.end())
+            case ",":
+                path[-1] = path[-1] + 1 if isinstance(path[-1], int) else None
+            case written:
+                value = json.loads(written)
+                if path and path[-1] is None:
+                    path[-1], names = value, token.start() if names is None else names
+                else:
+                    quotes = int(isinstance(value, str) and bool(value))
+                    note(value, token.start() + quotes, token.end() - quotes)
+        before = token[0]
+    return found
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON value")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)  # else it reads NaN and Infinity
+
+
+# Words.
+
+_PUNCTUATION = re.compile(rf"(?!(?<![^\W\d])\.\d|(?<!\w)-\.?\d)[{re.escape(string.punctuation)}]")
+"""Any but the point and the sign of a number: SQuAD's own rule makes one answer of 1.5, 15 and -15."""
+_DECIMAL_COMMA = re.compile(r"(?<![\d,])(\d+),(?=\d\d?(?![\d,]))")
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def normalise(text: str) -> str:
+    """Lower case, without punctuation, articles and extra white space; numbers keep their point and sign.
+
+    Where nothing would be left (the answer "A", or "+"), only case and outer white space go.
+    """
+    bare = _ARTICLES.sub(" ", _PUNCTUATION.sub("", with_points(text).lower().replace("−", "-")))
+    return " ".join(bare.split()) or text.strip().lower()
+
+
+def with_points(text: str) -> str:
+    """The text with decimal points for decimal commas: "2,54" is "2.54", while "2,540" and "2,5,4" stay."""
+    return _DECIMAL_COMMA.sub(r"\1.", text)
+
+
+def token_f1(text: str, answer: str) -> float:
+    """Harmonic mean of precision and recall over the words of both, in [0, 1]."""
+    words, expected = normalise(text).split(), normalise(answer).split()
+    shared = sum((Counter(words) & Counter(expected)).values())
+    return 2 * shared / (len(words) + len(expected)) if shared else 0.0

@@ -1,4 +1,4 @@
-"""Models in GGUF files (llama.cpp's format): which file a name means, and loading it by transformers.
+"""What a GGUF file (llama.cpp's format) says of its model, and transformers leaves out.
 
 transformers takes the numbers of its own table from a file and its classes' defaults for the rest. A model would then
 load and be another one: Llama 3.1 with the frequencies of Llama 3, Phi-3 without its window. So the rest is filled in
@@ -7,125 +7,19 @@ here before the weights are read, and afterwards every number of the file must h
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download
-from tokenizers import Tokenizer
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GgufConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.utils.hub import extract_commit_hash
 
-from semgrad_guard.engine.models.load_faults import require_all_weights, stage, without_weight_bar
-from semgrad_guard.errors import InputError, ModelNotFoundError, UnsupportedModelError, require_installed
+from semgrad_guard.errors import ModelNotFoundError, UnsupportedModelError, require_installed
 
 READERS = ("gguf", "accelerate")
 """The packages with which transformers reads GGUF files."""
-_OTHER_FILES = (
-    "Take a file of another quantization (Q8_0, Q4_K_M, F16), a newer transformers, or the folder with safetensors "
-    "that the file was made from."
-)
-_ON_THE_HUB = re.compile(r"([\w.-]+/[\w.-]+):([^:]+\.gguf)")
-
-
-def find_gguf(name: str, *, revision: str | None = None, local_files_only: bool = False) -> Path | None:
-    """The GGUF file that a name means: a file, a folder's only one, or "hub/repository:file.gguf" (fetched).
-
-    None where the name means something else, a folder with safetensors among them.
-
-    Raises:
-        ModelNotFoundError: there is no such file, the hub cannot be reached, or a folder holds several.
-    """
-    path = Path(name)
-    if path.is_dir():
-        found = sorted(file for file in path.iterdir() if file.suffix.lower() == ".gguf")
-        if not found or any(path.glob("*.safetensors")):
-            return None
-        if len(found) > 1:
-            raise ModelNotFoundError(
-                f"{str(path)!r} holds {len(found)} GGUF files ({', '.join(file.name for file in found)}). Name the one "
-                f"to load, for example {str(found[0])!r}."
-            )
-        return found[0]
-    if path.suffix.lower() != ".gguf":
-        return None
-    if path.is_file():
-        return path
-    if on_the_hub := _ON_THE_HUB.fullmatch(name):
-        repository, file = on_the_hub.groups()
-        with stage(name, "it cannot be fetched", missing="Check the name, its capital letters, and the access."):
-            return Path(hf_hub_download(repository, file, revision=revision, local_files_only=local_files_only))
-    raise ModelNotFoundError(
-        f"there is no file {name!r}. A GGUF file on the hub is named with its repository: 'org/repository:file.gguf'."
-    )
-
-
-def load_gguf(path: Path, name: str, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Weights, tokenizer and chat template of a GGUF file; the weights are dequantized.
-
-    Args:
-        path: the file.
-        name: the caller's name for it, for messages.
-        options: passed to transformers (dtype, device_map, attn_implementation).
-
-    Raises:
-        InputError: it is to be quantized once more.
-        ModelNotFoundError: the file is damaged, cut off, or lacks tensors.
-        UnsupportedModelError: transformers cannot read it, or would leave out a part of it.
-        MissingExtraError: the packages of the extra `gguf` are absent.
-    """
-    header = read_header(path)
-    if options.get("quantization_config") is not None:
-        raise InputError(
-            f"{name!r} is a GGUF file, which cannot be quantized once more on loading. Leave quantization_config out, "
-            "or load the folder with safetensors that the file was made from."
-        )
-    kept = ("dtype", "device_map", "attn_implementation")  # the others are for finding the file, which is done
-    chosen = {key: options[key] for key in kept if options.get(key) is not None}
-    if chosen.get("dtype", "auto") == "auto":  # as transformers decides, which for "M.GGUF" reads the file as a pickle
-        chosen["dtype"] = torch.float32
-    at: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    wrong = f"transformers cannot read this GGUF file (architecture {header.metadata.get('general.architecture')!r})"
-    with stage(name, wrong, advice=_OTHER_FILES), without_weight_bar():
-        config: Any = AutoConfig.from_pretrained(**at)
-        complete_config(config, header)
-        tokenizer = AutoTokenizer.from_pretrained(**at)
-        model, report = cast(
-            "tuple[PreTrainedModel, dict[str, Any]]",
-            AutoModelForCausalLM.from_pretrained(
-                **at,
-                config=config,
-                output_loading_info=True,
-                quantization_config=GgufConfig(dequantize=True),  # no gradient passes through weights in blocks
-                **chosen,
-            ),
-        )
-    require_all_weights(name, report)
-    require_all_read(model, header, name)
-    divide_frequencies(model, header, path)
-    if header.end_tokens and model.generation_config is not None:
-        model.generation_config.eos_token_id = list(header.end_tokens)
-    model.config._commit_hash = extract_commit_hash(str(path), None)
-    # transformers adds GPT-2's own token to byte-level vocabularies without it; the model has no such token.
-    described = json.loads(tokenizer.backend_tokenizer.to_str())
-    count, added = header.number("tokenizer.ggml.tokens", 0), described["added_tokens"]
-    known = [token for token in added if token["id"] < count]
-    if len(known) < len(added):
-        tokenizer._tokenizer = Tokenizer.from_str(json.dumps({**described, "added_tokens": known}))
-    return model.eval(), tokenizer
-
 
 _STATED = {
     "attention.key_length": "head_dim",

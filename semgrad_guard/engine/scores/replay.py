@@ -6,7 +6,8 @@ A whole answer, a sentence of one, and a batch of either are rows of one replay:
   its own, and in a layer with a window, or with chunks, no further back than that. Rows are padded, and padding sees
   padding alone;
 - layers below k hand on their input, and layer k gets the kept h^(k). The graph begins with the span's first layer;
-- attention takes a few queries over keys of which most are constants (`kernels.py`);
+- attention takes a few queries over keys of which most are constants: the library's differentiates all keys, and
+  repeats those that several query heads share (135M parameters, 1,000 tokens and 8: a score takes .6 of its time);
 - linear maps answer with what they answered when the text was read (their backward is the product by the weight);
 - the head is not run: its share of the gradient is computed from the states before it (`scores/head.py`).
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -30,11 +31,13 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface
 from transformers.cache_utils import Cache, DynamicLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from semgrad_guard.engine.replay.kernels import attending
-from semgrad_guard.engine.replay.tape import Recorder, Row, Span, Tape
-from semgrad_guard.engine.replay.twin import CACHE, InputHook, Place, Twin, replaced
+from semgrad_guard.engine.scores.head import precise_dtype
+from semgrad_guard.engine.scores.tape import Recorder, Row, Span, Tape
+from semgrad_guard.engine.scores.twin import ATTENTION, CACHE, InputHook, Place, Twin, replaced
 
 Graph = tuple[torch.Tensor, list[torch.Tensor]]
 """The states [n, d] that predict the scored tokens, row after row; and h^(l) at the live positions of each row
@@ -284,3 +287,85 @@ def _checkpointed(layers: Sequence[nn.Module]) -> Iterator[None]:
             frugal = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
             stack.enter_context(replaced(layer, frugal))
         yield
+
+
+# Attention of few queries over long rows.
+
+_NAME = "semgrad_guard_replay"
+_MORE = ("position_bias", "softcap", "s_aux", "cache")  # options that some models pass to attention as well
+_WEIGHTS = 1 << 22  # entries of one layer's attention weights, which are kept for the backward pass
+
+
+@contextmanager
+def attending(configs: Iterable[Any]) -> Iterator[None]:
+    """For the time of a block the modules of these configurations, a twin's own, attend by `attend`."""
+    try:
+        for config in configs:
+            config._attn_implementation_internal = _NAME
+        yield
+    finally:
+        for config in configs:
+            config._attn_implementation_internal = ATTENTION
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: query [B, H, n, d], key [B, G, N, d], value [B, G, N, e] to [B, n, H, e].
+
+    The queries are the last n of the N positions. Where they are many, where the mask has a gradient of its own, or
+    where a model needs more than a mask, the library's own attention answers. Products and softmax are taken in float32
+    (float64 for float64), whatever the model's dtype is.
+    """
+    batch, heads, n, d = query.shape
+    plain = attention_mask is None or attention_mask.requires_grad or batch * heads * n * key.shape[2] > _WEIGHTS
+    if plain or any(options.get(name) is not None for name in _MORE):
+        return ALL_ATTENTION_FUNCTIONS[ATTENTION](module, query, key, value, attention_mask, scaling=scaling, **options)
+    scale = d**-0.5 if scaling is None else scaling
+    output: Any = _Attended.apply(scale, query, key, value, attention_mask)
+    return output.transpose(1, 2).contiguous(), None
+
+
+class _Attended(torch.autograd.Function):
+    """softmax(Q K^T + mask) V, which is computed again for its backward pass: a graph would hold the most for this."""
+
+    @staticmethod
+    def forward(ctx: Any, scale: float, *inputs: Any) -> Any:
+        ctx.save_for_backward(*inputs)
+        ctx.scale = scale
+        return _attended(*inputs, scale=scale)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        *inputs, mask = ctx.saved_tensors
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        with torch.enable_grad():
+            output = _attended(*inputs, mask, scale=ctx.scale)
+        return (None, *torch.autograd.grad(output, inputs, gradients), None)
+
+
+def _attended(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, *, scale: float
+) -> torch.Tensor:
+    """[B, H, n, e]; keys and values before the queries' own let no gradient pass."""
+    (batch, heads, n, _), groups, first = query.shape, key.shape[1], key.shape[2] - query.shape[2]
+    dtype = precise_dtype(query)
+    rows = (query.to(dtype) * scale).reshape(batch, groups, n * heads // groups, -1)
+    fixed = [half[:, :, :first].detach().to(dtype) for half in (key, value)]
+    live = [half[:, :, first:].to(dtype) for half in (key, value)]
+    scores = torch.cat([rows @ keys.transpose(2, 3) for keys in (fixed[0], live[0])], dim=3)
+    # One mask for all heads, or one for each: those of the heads that share keys lie side by side.
+    mask = mask[:, :, None] if mask.shape[1] == 1 else mask.unflatten(1, (groups, -1))
+    shares = (scores.view(batch, groups, heads // groups, n, -1) + mask).softmax(-1).view(scores.shape)
+    found = shares[..., :first] @ fixed[1] + shares[..., first:] @ live[1]
+    return found.view(batch, heads, n, -1).to(query.dtype)
+
+
+AttentionInterface.register(_NAME, attend)

@@ -25,12 +25,15 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from semgrad_guard.engine.interruption import current_stop
-from semgrad_guard.engine.models.architecture import HOOKS, has_plain_weight, inspect_architecture, is_own
-from semgrad_guard.engine.replay.kernels import configs_of, input_gradient
+from semgrad_guard.engine.scores.architecture import HOOKS, has_plain_weight, inspect_architecture, is_own
+from semgrad_guard.engine.scores.head import input_gradient
 from semgrad_guard.errors import UnsupportedModelError
 
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 """The name that the installed transformers gives a model's cache, in its arguments and its outputs."""
+
+ATTENTION = "sdpa"
+"""The library's own attention."""
 
 Place = tuple[int, str]
 """A linear map by its decoder layer's number and its path in there."""
@@ -70,8 +73,10 @@ class Twin:
             for path, linear in layer.named_modules():
                 if type(linear) is nn.Linear and has_plain_weight(linear) and "forward" not in vars(linear):
                     vars(linear)["forward"] = partial(self._linear, linear, (number, path))
-        self.attention_configs = configs_of(self.layers)
-        """The configurations that name the attention of its layers."""
+        known = [getattr(module, "config", None) for layer in self.layers for module in layer.modules()]
+        found = {id(config): config for config in known if getattr(config, "_attn_implementation", None) == ATTENTION}
+        self.attention_configs = list(found.values())
+        """The configurations by which modules of its layers take the library's own attention."""
         self._state = [_State(module) for module in self.model.modules()]
 
     @property

@@ -2,14 +2,17 @@
 
 A `Recorder` listens to passes over one batch of rows; a `Tape` is one row's part of all the passes that read it, and a
 `Row` names the tokens of its text that are scored. Texts that were written are on tape already, others are `read` once.
+
+`Memory` tells how much of this may be held besides the model; the last part is about memory that runs out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +20,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache, DynamicCache
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.memory import FRUGAL, Memory
-from semgrad_guard.engine.replay.twin import Place, Twin
+from semgrad_guard.engine.scores.twin import Place, Twin
+
+R = TypeVar("R")
+T = TypeVar("T")
 
 Span = tuple[int, int]
 """Positions of a text, from the first to before the last."""
@@ -27,6 +32,29 @@ _JOINED = 16  # passes after which what they left is joined: many small tensors 
 
 KeysValues = tuple[torch.Tensor, torch.Tensor] | None
 """One layer's keys and values of one row [heads, positions, d]; None for a layer that text does not pass through."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Budgets in bytes. Beyond them scores cost time instead; they stay the same, but for roundings of half precision.
+
+    `logits`: the head's outputs that writing keeps, and those kept between the two passes over the vocabulary; beyond
+    it they are computed again.
+    `activations`: the states kept for a replay's backward pass; beyond it only every decoder layer's input is kept, and
+    the layer is run once more (about a forward pass of the upper layers).
+    `outputs`: the outputs of the upper layers' linear maps while writing; those beyond it are computed again.
+    `running`: keys and values of the answers that are written at once, with room for their longest. Beyond it further
+    answers wait; one is always written.
+    """
+
+    logits: int = 96 << 20
+    activations: int = 512 << 20
+    outputs: int = 96 << 20
+    running: int = 1 << 30
+
+
+FRUGAL = Memory(logits=0, activations=0, outputs=0)
+"""As little as can be: tens of megabytes for a model of half a billion parameters, whatever the answer's length."""
 
 
 class Recorder:
@@ -353,3 +381,48 @@ def cache_bytes(cache: Cache) -> int:
     """Bytes of all keys and values."""
     layers: list[Any] = cache.layers
     return sum(half.nbytes for layer in layers if layer.is_initialized for half in (layer.keys, layer.values))
+
+
+OUT_OF_MEMORY = (
+    "memory ran out while the answer was scored: set model.memory = FRUGAL, which holds less, or score shorter prompts "
+    "and smaller batches"
+)
+"""Why there is no score where there was no room for one."""
+
+_SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, of whichever device (a CPU's allocator has no error of its own)."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+
+
+def unless_memory_runs_out(work: Callable[[], T]) -> T | None:
+    """The result of `work`; None where there is no room for it."""
+    try:
+        return work()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    give_back_memory()
+    return None
+
+
+def as_memory_allows(work: Callable[[Sequence[R]], Sequence[T]], rows: Sequence[R]) -> list[T | None]:
+    """The results of `work` for rows together; where memory runs out one by one, and None for one without room."""
+    found = unless_memory_runs_out(lambda: work(rows))
+    if found is not None:
+        return list(found)
+    return [None] if len(rows) == 1 else [one for row in rows for one in as_memory_allows(work, [row])]
+
+
+def give_back_memory() -> None:
+    """Release the memory of a failed attempt, the device's own reserve included. Not inside an `except` block.
+
+    An error that is being handled holds the attempt's tensors.
+    """
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

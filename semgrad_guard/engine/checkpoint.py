@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import transformers
-from safetensors import safe_open
+from huggingface_hub import hf_hub_download
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -19,19 +24,22 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    GgufConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.quantizers.auto import AutoQuantizationConfig
+from transformers.utils import logging
+from transformers.utils.hub import extract_commit_hash
 
-from semgrad_guard.engine.models.gguf import find_gguf, load_gguf
-from semgrad_guard.engine.models.load_faults import (
-    first_line,
-    require_all_weights,
-    stage,
-    without_weight_bar,
+from semgrad_guard.engine.gguf import complete_config, divide_frequencies, read_header, require_all_read
+from semgrad_guard.errors import (
+    InputError,
+    ModelNotFoundError,
+    SemGradGuardError,
+    UnsupportedModelError,
+    require_installed,
 )
-from semgrad_guard.errors import InputError, ModelNotFoundError, UnsupportedModelError, require_installed
 from semgrad_guard.named import did_you_mean, folder_of
 
 _WHERE = ("revision", "local_files_only")
@@ -226,3 +234,182 @@ def require_checkpoint(path: Path, name: str) -> None:
             f"{name!r} holds weights, but no config.json, which says what they are. Copy it from where the weights "
             "come from, or save the model with model.save_pretrained(folder)."
         )
+
+
+# GGUF files.
+
+_OTHER_FILES = (
+    "Take a file of another quantization (Q8_0, Q4_K_M, F16), a newer transformers, or the folder with safetensors "
+    "that the file was made from."
+)
+_ON_THE_HUB = re.compile(r"([\w.-]+/[\w.-]+):([^:]+\.gguf)")
+
+
+def find_gguf(name: str, *, revision: str | None = None, local_files_only: bool = False) -> Path | None:
+    """The GGUF file that a name means: a file, a folder's only one, or "hub/repository:file.gguf" (fetched).
+
+    None where the name means something else, a folder with safetensors among them.
+
+    Raises:
+        ModelNotFoundError: there is no such file, the hub cannot be reached, or a folder holds several.
+    """
+    path = Path(name)
+    if path.is_dir():
+        found = sorted(file for file in path.iterdir() if file.suffix.lower() == ".gguf")
+        if not found or any(path.glob("*.safetensors")):
+            return None
+        if len(found) > 1:
+            raise ModelNotFoundError(
+                f"{str(path)!r} holds {len(found)} GGUF files ({', '.join(file.name for file in found)}). Name the one "
+                f"to load, for example {str(found[0])!r}."
+            )
+        return found[0]
+    if path.suffix.lower() != ".gguf":
+        return None
+    if path.is_file():
+        return path
+    if on_the_hub := _ON_THE_HUB.fullmatch(name):
+        repository, file = on_the_hub.groups()
+        with stage(name, "it cannot be fetched", missing="Check the name, its capital letters, and the access."):
+            return Path(hf_hub_download(repository, file, revision=revision, local_files_only=local_files_only))
+    raise ModelNotFoundError(
+        f"there is no file {name!r}. A GGUF file on the hub is named with its repository: 'org/repository:file.gguf'."
+    )
+
+
+def load_gguf(path: Path, name: str, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Weights, tokenizer and chat template of a GGUF file; the weights are dequantized.
+
+    Args:
+        path: the file.
+        name: the caller's name for it, for messages.
+        options: passed to transformers (dtype, device_map, attn_implementation).
+
+    Raises:
+        InputError: it is to be quantized once more.
+        ModelNotFoundError: the file is damaged, cut off, or lacks tensors.
+        UnsupportedModelError: transformers cannot read it, or would leave out a part of it.
+        MissingExtraError: the packages of the extra `gguf` are absent.
+    """
+    header = read_header(path)
+    if options.get("quantization_config") is not None:
+        raise InputError(
+            f"{name!r} is a GGUF file, which cannot be quantized once more on loading. Leave quantization_config out, "
+            "or load the folder with safetensors that the file was made from."
+        )
+    kept = ("dtype", "device_map", "attn_implementation")  # the others are for finding the file, which is done
+    chosen = {key: options[key] for key in kept if options.get(key) is not None}
+    if chosen.get("dtype", "auto") == "auto":  # as transformers decides, which for "M.GGUF" reads the file as a pickle
+        chosen["dtype"] = torch.float32
+    at: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    wrong = f"transformers cannot read this GGUF file (architecture {header.metadata.get('general.architecture')!r})"
+    with stage(name, wrong, advice=_OTHER_FILES), without_weight_bar():
+        config: Any = AutoConfig.from_pretrained(**at)
+        complete_config(config, header)
+        tokenizer = AutoTokenizer.from_pretrained(**at)
+        model, report = cast(
+            "tuple[PreTrainedModel, dict[str, Any]]",
+            AutoModelForCausalLM.from_pretrained(
+                **at,
+                config=config,
+                output_loading_info=True,
+                quantization_config=GgufConfig(dequantize=True),  # no gradient passes through weights in blocks
+                **chosen,
+            ),
+        )
+    require_all_weights(name, report)
+    require_all_read(model, header, name)
+    divide_frequencies(model, header, path)
+    if header.end_tokens and model.generation_config is not None:
+        model.generation_config.eos_token_id = list(header.end_tokens)
+    model.config._commit_hash = extract_commit_hash(str(path), None)
+    # transformers adds GPT-2's own token to byte-level vocabularies without it; the model has no such token.
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    count, added = header.number("tokenizer.ggml.tokens", 0), described["added_tokens"]
+    known = [token for token in added if token["id"] < count]
+    if len(known) < len(added):
+        tokenizer._tokenizer = Tokenizer.from_str(json.dumps({**described, "added_tokens": known}))
+    return model.eval(), tokenizer
+
+
+# Common to every way of loading.
+
+_LONGEST = 240
+
+
+@contextmanager
+def stage(name: str, wrong: str, *, advice: str = "", missing: str = "") -> Generator[None]:
+    """Turns libraries' errors into the defect of `name`, with advice.
+
+    Raises:
+        ModelNotFoundError: something is not there or cannot be read (`missing` is the advice then).
+        UnsupportedModelError: anything else.
+    """
+    try:
+        yield
+    except SemGradGuardError:
+        raise
+    except (OSError, SafetensorError, MemoryError) as error:
+        raise ModelNotFoundError(f"cannot load {name!r}: {first_line(error)} {missing}".rstrip()) from error
+    except ImportError as error:
+        raise UnsupportedModelError(
+            f"{name!r} needs a package that is not installed: {first_line(error)} Install it, or take the checkpoint "
+            "in another form."
+        ) from error
+    except Exception as error:
+        if "custom code" in str(error):
+            raise UnsupportedModelError(
+                f"{name!r} brings program code of its own (auto_map), which is never run here. Take a checkpoint whose "
+                "architecture and tokenizer are part of transformers."
+            ) from error
+        raise UnsupportedModelError(f"{name!r}: {wrong}. {first_line(error)} {advice}".rstrip()) from error
+
+
+@contextmanager
+def without_weight_bar() -> Generator[None]:
+    """No bar over the weights, which a program's log should not hold; bars over downloads stay as they are."""
+    shown, hub_hidden = logging.is_progress_bar_enabled(), are_progress_bars_disabled()
+    logging.disable_progress_bar()  # the hub's bars as well
+    if not hub_hidden:
+        enable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+        if hub_hidden:
+            disable_progress_bars()
+
+
+def require_all_weights(name: str, report: dict[str, Any], *, saved_as: str | None = None) -> None:
+    """Refuse a model of which a part was not in the checkpoint, or in another size.
+
+    Args:
+        name: the name of the checkpoint.
+        report: transformers' `output_loading_info`.
+        saved_as: the class that it was saved as, where the configuration names one.
+
+    Raises:
+        ModelNotFoundError: a tensor is missing, or has another shape than in the configuration.
+    """
+    if mismatched := sorted(report["mismatched_keys"]):
+        tensor, found, expected = mismatched[0]
+        raise ModelNotFoundError(
+            f"the tensors of the checkpoint {name!r} do not have the sizes that its config.json says: {tensor} is "
+            f"{tuple(found)} and should be {tuple(expected)}. One belongs to another model; download both again."
+        )
+    if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
+        raise ModelNotFoundError(
+            f"the checkpoint {name!r} lacks {len(missing)} tensor(s), {missing[0]} among them; "
+            f"download or save it again{f' (it was saved as {saved_as})' if saved_as else ''}"
+        )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a library's error, without the lists of classes or files that follow."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    line = " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else type(error).__name__
+    if not isinstance(error, (OSError, ValueError, RuntimeError)):  # a mere key, or half a sentence, by itself
+        line = f"{type(error).__name__}: {line}"
+    line = line if len(line) <= _LONGEST else line[:_LONGEST].rsplit(" ", 1)[0] + " …"
+    return line if line.endswith((".", "!", "?", "…")) else line + "."

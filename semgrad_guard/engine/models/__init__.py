@@ -1,1 +1,0 @@
-"""Loading: checkpoints, the hub, and the layout of an architecture."""

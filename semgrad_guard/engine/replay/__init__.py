@@ -1,1 +1,0 @@
-"""The upper layers of a few positions once more, with a gradient, from what earlier passes left."""
