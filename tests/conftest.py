@@ -27,9 +27,8 @@ _SLOW = """
     calibration/test_monitors.py calibration/test_prompt_shape.py cli/ decision_log/
     engine/test_adapter_folders.py engine/test_adapters.py engine/test_architectures.py engine/test_gguf.py
     engine/test_loading.py engine/test_identity.py engine/test_interruption.py engine/test_low_precision.py
-    engine/test_model_as_it_is.py engine/test_objectives_exact.py engine/test_parity.py engine/test_plain_data.py
-    engine/test_quantized.py engine/test_rows.py engine/test_running_batch engine/test_sampling.py
-    engine/test_self_check.py engine/test_tapes.py engine/test_threads.py engine/test_untouched.py
+    engine/test_parity.py engine/test_quantized.py engine/test_rows.py engine/test_running_batch
+    engine/test_sampling.py engine/test_self_check.py engine/test_tapes.py engine/test_untouched.py
     fetching/test_fetch.py grading/test_learning.py integrations/langchain/ integrations/llama_index/
     paper/test_experiment.py paper/test_figures.py paper/test_report.py server/ test_benchmarks.py test_examples.py
     test_markdown.py test_packaging.py

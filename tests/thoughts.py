@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _TABLE: dict[str, Any] = json.loads((Path(__file__).parent / "fixtures" / "thoughts.json").read_text(encoding="utf-8"))
-OWN: list[Any] = [tuple(row) for row in _TABLE["own"]]
+DOUBTED: list[str] = _TABLE["doubted"]
+"""Texts with signs of a thought that is in no family's marks: they are no answers."""
+GLUED: list[str] = _TABLE["glued"]
+"""Thoughts that a model of channels wrote without its marks."""
+ORDINARY: list[str] = _TABLE["ordinary"]
+"""Answers that hold words, tags and quotations like those of thoughts."""
+OWN: list[Any] = [
+    *(tuple(row) for row in _TABLE["own"]),
+    *((name, text, text, "", False) for text in (*DOUBTED, *GLUED) for name in ("plain", "qwen3 off")),
+    *(("plain", text, text, None, False) for text in ORDINARY),
+]
 """The family, what its model wrote, the answer, the thought (None: no reasoning), and whether a limit ended it."""
 GRADED: list[tuple[str, str, bool]] = [tuple(row) for row in _TABLE["graded"]]
 """What a thinking model wrote, the reference, and whether its answer is right."""
@@ -47,7 +58,15 @@ WRITTEN = (
         if family in row.get("families", MARKS)
     ),
     *(_written(row["text"][:40], row, {}) for row in _TABLE["others"]),
+    *(Written(f"doubted: {text}", text, text, "", False) for text in DOUBTED),
+    *(
+        Written(f"glued: {text}", text, "", re.sub(r"\A(?:analysis|commentary|thought)\s*", "", text), False)
+        for text in GLUED
+    ),
+    *(Written(f"ordinary: {text}", text, text, None, True) for text in ORDINARY),
 )
 _SHORT = ("r1: whole", "magistral: cut", "r1: opening left out", "gpt-oss: whole", "seed: a quoted mark")
-SHORT = tuple(one for one in WRITTEN if one.name in _SHORT or one.name.partition(": ")[0] not in MARKS)
+SHORT = tuple(
+    one for one in WRITTEN if one.name in _SHORT or one.name.partition(": ")[0] not in (*MARKS, "doubted", "ordinary")
+)
 """A few of each kind, for readers that take long."""

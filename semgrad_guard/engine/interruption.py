@@ -42,7 +42,7 @@ class Stop:
     """
 
     def __init__(self, timeout: float | None = None) -> None:
-        if timeout is not None and not timeout > 0:
+        if timeout is not None and (type(timeout) not in (int, float) or not timeout > 0):
             raise InputError(f"a timeout is a number of seconds above 0, or None for no limit, and not {timeout}")
         self.timeout, self._began = timeout, time.monotonic()
         self._deadline = None if timeout is None else self._began + timeout

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Evidence, Generation
 from semgrad_guard.engine.answers.batch import RunningBatch
-from semgrad_guard.engine.answers.options import GenerationOptions
+from semgrad_guard.engine.answers.options import GenerationOptions, require_kind
 from semgrad_guard.engine.answers.running import Request
 from semgrad_guard.engine.answers.sentence_evidence import Segment, sentences_of
 from semgrad_guard.engine.answers.worker import Worker, worker_of
@@ -22,8 +22,8 @@ from semgrad_guard.engine.checkpoint import load
 from semgrad_guard.engine.interruption import Ticket, outcomes
 from semgrad_guard.engine.objective import Objective, TokenChoice
 from semgrad_guard.engine.prompts.forms import Tool, ToolAnswer, calls_in
-from semgrad_guard.engine.prompts.prompt import require_bounded
-from semgrad_guard.engine.prompts.reasoning import Foreign
+from semgrad_guard.engine.prompts.prompt import require_bounded, require_text
+from semgrad_guard.engine.prompts.thoughts import Foreign
 from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError, ReasoningError
 from semgrad_guard.named import POCKET
@@ -149,8 +149,10 @@ class LanguageModel(WritingModel):
         Raises:
             EmptyPromptError, PromptTooLongError, InputError: one of them cannot be answered; then none is.
         """
-        prompts = [self.render(conversation, **(template_options or {})) for conversation in conversations]
-        wanted = (options or GenerationOptions()).rows(len(prompts))
+        if isinstance(conversations, (str, bytes, Mapping)) or not isinstance(cast("object", conversations), Sequence):
+            raise InputError("conversations is a list of conversations; to answer one alone, use generate")
+        prompts = [self.render(conversation, **_named(template_options)) for conversation in conversations]
+        wanted = require_kind("options", options or GenerationOptions(), GenerationOptions).rows(len(prompts))
         requests = [
             Request(prompt=prompt, options=(own,), objective=objective or Objective(), finish=itemgetter(0))
             for prompt, own in zip(prompts, wanted, strict=True)
@@ -217,9 +219,13 @@ class LanguageModel(WritingModel):
 
         Raises:
             EmptyResponseError: the text holds nothing but white space.
+            InputError: it is no text.
             PromptTooLongError: prompt and text do not fit the context window.
         """
-        prompt = self.render(conversation, **(template_options or {}))
+        prompt = self.render(conversation, **_named(template_options))
+        require_text("the response", text)
+        if reasoning is not None:
+            require_text("reasoning", reasoning)
         require_bounded(text, self.context_window, name="response")
         foreign = Foreign.of(text, prompt.thinking, cut=cut, thought=reasoning)
         encoded = self.encode(text if foreign.written is None else foreign.written)
@@ -279,3 +285,13 @@ class LanguageModel(WritingModel):
         if evidence.reasoning is not None and not evidence.response_ids:
             raise ReasoningError(f"the text cannot be scored: {evidence.why_empty}")
         return evidence
+
+
+def _named(template_options: object) -> dict[str, Any]:
+    """The options of one call for the chat template, by name.
+
+    Raises:
+        InputError: it is no mapping of names.
+    """
+    options = dict(require_kind("template_options", template_options or {}, Mapping))
+    return {require_kind("a name in template_options", name, str): value for name, value in options.items()}

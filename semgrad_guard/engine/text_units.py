@@ -11,7 +11,7 @@ behind the last decided border is the open sentence.
 
 Why no library: of 30 texts in eight languages that these rules had not been written for, they divided 27 as expected,
 pysbd 0.3.4 (not changed since 2021) 21 and sentencex 1.0.32 20, both told the language, which a guard does not know.
-Those 30 and 56 others are in tests/engine/test_sentences.py. Neither library says when a border is decided.
+Those 30 and 56 others are in tests/engine/test_text_units.py. Neither library says when a border is decided.
 
 `leanings` finds sentences that cannot be read without an earlier one: left out with it, and no surer than it.
 

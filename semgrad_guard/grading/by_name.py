@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semgrad_guard.calibration.prompt_parts import common_subsequence
-from semgrad_guard.engine.prompts.reasoning import Foreign
+from semgrad_guard.engine.prompts.thoughts import Foreign
 from semgrad_guard.engine.text_units import normalise, token_f1
 from semgrad_guard.errors import GradingError, InputError, MissingExtraError
 from semgrad_guard.files import reason, table_of

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.answers.writing import Piece as Piece
     from semgrad_guard.engine.answers.writing import ThoughtPiece as ThoughtPiece
     from semgrad_guard.engine.interruption import Stop as Stop
-    from semgrad_guard.engine.prompts.reasoning import HeldText as HeldText
+    from semgrad_guard.engine.prompts.thoughts import HeldText as HeldText
     from semgrad_guard.guard.answering import Answerer as Answerer
     from semgrad_guard.guard.answering import template_name as template_name
     from semgrad_guard.guard.answering import without_calls as without_calls

@@ -23,7 +23,7 @@ from typing import Any, Self, cast
 
 from semgrad_guard.calibration import Binding, Calibration
 from semgrad_guard.calibration.binding import Unit
-from semgrad_guard.engine.prompts.reasoning import doubted_from
+from semgrad_guard.engine.prompts.thoughts import doubted_from
 from semgrad_guard.engine.text_units import Span, leanings, sentences
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard.parts import WITHOUT_END, Structure, most_doubtful, scored_parts

@@ -31,7 +31,7 @@ from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective, TokenChoice
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.prompts.reasoning import Foreign
+from semgrad_guard.engine.prompts.thoughts import Foreign
 from semgrad_guard.engine.scores.gradient_scores import SemanticPreservation, last_states
 from semgrad_guard.engine.text_units import normalise
 from semgrad_guard.errors import InputError, PromptTooLongError

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from semgrad_guard.calibration.call_options import LIMITS, call_options, cutting_options
-from semgrad_guard.engine.prompts.reasoning import HeldText
+from semgrad_guard.engine.prompts.thoughts import HeldText
 from semgrad_guard.errors import InputError, UpstreamError
 from semgrad_guard.guard import (
     Draft,

@@ -1,7 +1,9 @@
-"""Loading, generating, streaming and scoring with real (tiny, random) models."""
+"""Loading, generating, streaming and scoring with real (tiny, random) models; records of answers are plain data."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -10,13 +12,27 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from semgrad_guard import GenerationOptions, LanguageModel, gradient_scores
-from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError
+from semgrad_guard import Generation, GenerationOptions, HybridGrad, LanguageModel, Memory, Verdict, gradient_scores
+from semgrad_guard.engine.answers.options import Sampling
+from semgrad_guard.engine.answers.running import Request
+from semgrad_guard.engine.interruption import Stop
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.errors import (
+    DetachedRecordError,
+    EmptyResponseError,
+    InputError,
+    PromptTooLongError,
+    ScoringError,
+    UnsupportedModelError,
+)
+from semgrad_guard.estimators.reading import PTrue
+from semgrad_guard.estimators.samples import SemanticEntropy
 from tests.random_llama import byte_tokenizer
 
 from .generated_models import build as generated
 
 Make = Callable[..., LanguageModel]
+ONE = GenerationOptions(max_tokens=1)
 SAMPLED = GenerationOptions(max_tokens=12, temperature=1.0, seed=3)
 
 
@@ -145,3 +161,123 @@ def test_prompts_at_and_over_the_window(make_language_model: Make) -> None:
 def test_no_tokenizer_is_refused(language_model: LanguageModel) -> None:
     with pytest.raises(InputError, match="a NoneType is no tokenizer"):
         LanguageModel.from_transformers(model_of(language_model), None)  # type: ignore[arg-type]
+
+
+WRONG: dict[str, Callable[[LanguageModel], Any]] = {
+    "no conversation": lambda model: model.generate(None),  # type: ignore[arg-type]
+    "a conversation of None": lambda model: model.generate([None]),  # type: ignore[list-item]
+    "a text for several": lambda model: model.generate_batch("Hi"),
+    "None for several": lambda model: model.generate_batch(None),  # type: ignore[arg-type]
+    "options as a dict": lambda model: model.generate("Hi", {"max_tokens": 2}),  # type: ignore[arg-type]
+    "an objective as a text": lambda model: model.score("Hi", "Yes", objective="paper"),  # type: ignore[arg-type]
+    "a later objective": lambda model: model.generate("Hi", ONE, objective="paper"),  # type: ignore[arg-type]
+    "no answers": lambda model: model.submit(Request(prompt=model.render("Hi"), options=(), finish=len)),
+    "no text": lambda model: model.score("Hi", None),  # type: ignore[arg-type]
+    "bytes": lambda model: model.score("Hi", b"Yes"),  # type: ignore[arg-type]
+    "half a character": lambda model: model.score("Hi", "\ud800"),
+    "a thought of bytes": lambda model: model.evidence("Hi", "Yes", reasoning=b"a"),  # type: ignore[arg-type]
+    "a list of options": lambda model: model.generate("Hi", ONE, template_options=[1]),  # type: ignore[arg-type]
+    "options without a name": lambda model: model.generate("Hi", ONE, template_options={1: 1}),  # type: ignore[dict-item]
+    "half a row": lambda model: setattr(model, "max_batch", 2.5),
+    "another memory": lambda model: setattr(model, "memory", "frugal"),
+    "less than no memory": lambda _: Memory(logits=-1),
+    "less than no token": lambda model: model.generate("Hi", ONE).evidence.likeliest(-1),
+    "a time as a text": lambda _: Stop("1"),  # type: ignore[arg-type]
+    "no ids": lambda model: gradient_scores(model_of(model), None, [1], semantic_token=-1),  # type: ignore[arg-type,call-overload]
+    "one layer": lambda model: gradient_scores(model_of(model), [5], [1], semantic_token=-1, layers=5),  # type: ignore
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_every_value_is_checked_where_it_enters(language_model: LanguageModel, name: str) -> None:
+    with pytest.raises(InputError):
+        WRONG[name](language_model)
+
+
+def test_no_model_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="a NoneType is no model"):
+        gradient_scores(None, [5], [1], semantic_token=-1)  # type: ignore[call-overload]
+
+
+PLAN = Sampling(count=2, max_tokens=3)
+
+
+def pickled(record: Any) -> Any:
+    data = pickle.dumps(record)
+    assert b"torch" not in data
+    return pickle.loads(data)  # noqa: S301 - just written
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "pickle": pickled,
+    "deepcopy": copy.deepcopy,
+    "copied twice": lambda record: copy.deepcopy(pickled(record)),
+}
+
+
+@pytest.fixture(params=COPIES.values(), ids=COPIES.keys())
+def copied(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
+    return request.param
+
+
+@pytest.fixture
+def answers(language_model: LanguageModel) -> list[Generation]:
+    return language_model.generate_batch(["What is tea?", "And coffee?"], GenerationOptions(max_tokens=4))
+
+
+def test_before_scoring(answers: list[Generation], copied: Callable[[Any], Any]) -> None:
+    for answer in (*answers, *(a.evidence for a in answers)):
+        twin = copied(answer)
+        evidence = twin.evidence if isinstance(twin, Generation) else twin
+        assert evidence.text == answer.text
+        assert evidence.response_ids == answer.response_ids
+        assert (twin.prompt, evidence.question) == (answer.prompt, answer.prompt.question)
+        for ask in (evidence.gradients, lambda e=evidence: e.samples(PLAN), lambda e=evidence: e.model):
+            with pytest.raises(DetachedRecordError, match="before you copy it"):
+                ask()
+        assert getattr(answer, "evidence", answer).model, "the original has its model still"
+
+
+def test_after_scoring(answers: list[Generation], copied: Callable[[Any], Any]) -> None:
+    first, second = answers
+    scores, samples = first.evidence.gradients(), first.evidence.samples(PLAN)
+    twin, other = copied(first), copied(second).evidence
+    assert twin == first
+    assert twin.evidence.gradients() == scores
+    assert twin.evidence.samples(PLAN) == samples
+    assert (other.gradients(), other.samples(PLAN)) == (second.evidence.gradients(), second.evidence.samples(PLAN))
+    with pytest.raises(ScoringError):
+        twin.evidence.gradients(Objective("official"))
+    with pytest.raises(ScoringError):
+        twin.evidence.samples(PLAN, temperature=0.5)
+
+
+@pytest.mark.parametrize("estimator", [HybridGrad(), PTrue(), SemanticEntropy(PLAN)], ids=lambda e: e.name)
+def test_an_estimator_reads_what_is_there_and_says_what_is_not(
+    answers: list[Generation], copied: Callable[[Any], Any], estimator: Any
+) -> None:
+    evidence = answers[0].evidence
+    with pytest.raises(ScoringError, match="copied without its model"):
+        estimator(copied(evidence))
+    score = estimator(evidence)
+    assert estimator(copied(evidence)).uncertainty == score.uncertainty
+
+
+def test_prompts_scores_samples_and_verdicts(language_model: LanguageModel, copied: Callable[[Any], Any]) -> None:
+    target = Verdict.of(status="unscored", action="answer", text="Tea.", estimator="none", model="larger")
+    verdict = Verdict.of(
+        status="scored", action="escalate", text="Tea.", estimator="hybridgrad", model="m", draft="?", escalated=target
+    )
+    evidence = language_model.evidence("What is tea?", "A drink.")
+    timed = evidence.gradients()
+    assert timed is not None
+    for record in (
+        verdict,
+        evidence.prompt,
+        timed,
+        timed.scores,
+        evidence.samples(PLAN),
+        language_model.identity,
+        PLAN,
+    ):
+        assert copied(record) == record

@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Message, Policy
 from semgrad_guard.adapters.calls import AnswerForm
-from semgrad_guard.engine.prompts.reasoning import Codec
+from semgrad_guard.engine.prompts.thoughts import Codec
 from semgrad_guard.errors import (
     AnswerCancelledError,
     BindingMismatchError,

@@ -12,14 +12,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from semgrad_guard.engine.answers.options import GenerationOptions, Sample, SamplingPlan
+from semgrad_guard.declared import plain
+from semgrad_guard.engine.answers.options import GenerationOptions, Sample, SamplingPlan, require_kind
 from semgrad_guard.engine.answers.writing_model import WritingModel, likeliest
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.prompts.reasoning import Reasoning
+from semgrad_guard.engine.prompts.thoughts import Reasoning
 from semgrad_guard.engine.scores.gradients import GradientScores, Observation
 from semgrad_guard.engine.scores.tape import Row, Tape
-from semgrad_guard.errors import DetachedRecordError, ScoringError
+from semgrad_guard.errors import DetachedRecordError, InputError, ScoringError
 from semgrad_guard.records import FinishReason, in_context
 
 T = TypeVar("T")
@@ -266,7 +267,7 @@ class Evidence:
 
     def gradients(self, objective: Objective | None = None) -> TimedScores | None:
         """The gradient scores of the answer, None if it holds no token."""
-        return self.scoring.scores(objective or Objective(), self.row)
+        return self.scoring.scores(require_kind("objective", objective or Objective(), Objective), self.row)
 
     def observed(self, *, own: bool = False) -> Observation | None:
         """The observation of the answer's own tokens, without a gradient; None if it holds no token.
@@ -285,7 +286,13 @@ class Evidence:
         return BatchScoring.joined([self]).evidence[0]
 
     def likeliest(self, count: int) -> Sequence[tuple[tuple[int, float], ...]]:
-        """The `count` likeliest tokens at each place and their log-probabilities in nats, the likeliest first."""
+        """The `count` likeliest tokens at each place and their log-probabilities in nats, the likeliest first.
+
+        Raises:
+            InputError: the count is less than 0, or no whole number.
+        """
+        if (count := plain("count", count, int)) < 0:
+            raise InputError(f"count is a number of tokens at each place, and not {count}").about("count")
         if not self.response_ids:
             return ()
         return likeliest(self.model.scorer, (*self.prompt.ids, *self.preceding_ids), self.response_ids, count)

@@ -148,8 +148,10 @@ class RunningBatch:
         prompts = [rows[owners.index(number)].prompt for number in range(len(different))]
         recorder = self._recorder_for(prompts)
         self._model.require_known(prompts)
-        ids, mask = _padded(prompts, self._scorer.device)
-        width = ids.shape[1]
+        width = max(len(prompt.ids) for prompt in prompts)  # all end in one column
+        filled, device = [(width - len(prompt.ids), prompt.ids) for prompt in prompts], self._scorer.device
+        ids = torch.tensor([[0] * count + list(own) for count, own in filled], device=device)
+        mask = torch.tensor([[0] * count + [1] * len(own) for count, own in filled], device=device)
         most, begin, cache = min(recorder.start, width - 1), 0, growing_cache()
         twin.reset()
         while begin + piece < most:
@@ -158,7 +160,9 @@ class RunningBatch:
             begin += piece
             yield False
         self.require_the_same_model()
-        logits = self._step(ids[:, begin:], mask, cache, recorder, read=begin)
+        recorder.columns = begin
+        with torch.no_grad(), recorder.listening(twin):
+            logits = twin.step(ids[:, begin:], mask, cache)
         keys = [keys_of(cache, number, width - len(prompt.ids)) for number, prompt in enumerate(prompts)]
         for row, number in zip(rows, owners, strict=True):
             row.epoch = self._epoch
@@ -191,7 +195,9 @@ class RunningBatch:
                 self.require_the_same_model()
                 self._mask = F.pad(self._mask, (0, 1), value=1)
                 ids = torch.tensor([[row.ids[-1]] for row in self._rows], device=self._scorer.device)
-                _write(self._rows, self._step(ids, self._mask, self._cache, self._stretch()))
+                with torch.no_grad(), self._stretch().listening(self._scorer.twin):
+                    logits = self._scorer.twin.step(ids, self._mask, self._cache)
+                _write(self._rows, logits)
                 if any(row.done for row in self._rows):  # no answer leaves a model that was changed
                     self._scorer.look_again()
                     self.require_the_same_model()
@@ -213,14 +219,6 @@ class RunningBatch:
         except BaseException:
             self.drop(self._rows)
             raise
-
-    def _step(
-        self, ids: torch.Tensor, mask: torch.Tensor, cache: Cache, recorder: Recorder, *, read: int = 0
-    ) -> torch.Tensor:
-        """The head's output [B, V] behind some columns; the first `read` columns of a prompt are in the cache."""
-        recorder.columns = recorder.columns or read
-        with torch.no_grad(), recorder.listening(self._scorer.twin):
-            return self._scorer.twin.step(ids, mask, cache)
 
     def drop(self, rows: Iterable[WrittenAnswer]) -> None:
         """Drop answers that no caller waits for any more."""
@@ -374,7 +372,15 @@ class RunningBatch:
         Raises:
             Exception: one of them cannot be written.
         """
-        rows = [self._planned(prompt, options, plan) for prompt, options in wanted]
+        rows, model = list[list[WrittenAnswer]](), self._model
+        for prompt, options in wanted:
+            if isinstance(plan, DiverseBeams):
+                ends = model.fitted(replace(options, max_tokens=plan.max_tokens, grammar=None), prompt)
+                groups = plan.processors(len(prompt.ids), model.end_tokens)
+                rows.append([WrittenAnswer(model, prompt, ends, processors=own) for own in groups])
+            else:
+                drawn = plan.rows(prompt.ids, options)
+                rows.append([WrittenAnswer(model, prompt, model.fitted(one, prompt)) for one in drawn])
         left = [row for own in rows for row in own]
         if not self._model.joins:
             for own in rows:
@@ -389,14 +395,6 @@ class RunningBatch:
         for error in (row.error for own in rows for row in own if row.error):
             raise error
         return [tuple(one.evidence.answer.sample for one in self._generations(own)) for own in rows]
-
-    def _planned(self, prompt: Prompt, options: GenerationOptions, plan: SamplingPlan) -> list[WrittenAnswer]:
-        if isinstance(plan, DiverseBeams):
-            ends = self._model.fitted(replace(options, max_tokens=plan.max_tokens, grammar=None), prompt)
-            groups = plan.processors(len(prompt.ids), self._model.end_tokens)
-            return [WrittenAnswer(self._model, prompt, ends, processors=own) for own in groups]
-        drawn = plan.rows(prompt.ids, options)
-        return [WrittenAnswer(self._model, prompt, self._model.fitted(one, prompt)) for one in drawn]
 
     # Rows come and go.
 
@@ -487,11 +485,3 @@ def of_like_length(some: Iterable[T], prompt_of: Callable[[T], Prompt]) -> list[
         else:
             groups.append([one])
     return groups
-
-
-def _padded(prompts: Sequence[Prompt], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and mask [B, N] of prompts that end in one column."""
-    width = max(len(prompt.ids) for prompt in prompts)
-    ids = torch.tensor([[0] * (width - len(p.ids)) + list(p.ids) for p in prompts], device=device)
-    mask = torch.tensor([[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in prompts], device=device)
-    return ids, mask

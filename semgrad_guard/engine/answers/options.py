@@ -26,7 +26,8 @@ from transformers import (
 )
 
 from semgrad_guard.declared import Bounds, require_known, require_valid
-from semgrad_guard.engine.prompts.reasoning import Codec, Thinking
+from semgrad_guard.engine.prompts.thoughts import Codec, Thinking
+from semgrad_guard.errors import InputError
 from semgrad_guard.settings import AnswerOptions, TopK, TopP
 
 T = TypeVar("T")
@@ -45,6 +46,17 @@ def knows_its_options(kind: type[T]) -> type[T]:
 
     setattr(kind, "__init__", checked)  # noqa: B010 - a type checker keeps to the signature that it has read
     return kind
+
+
+def require_kind(name: str, value: object, kind: type[T]) -> T:
+    """The value of an argument, which is of this class.
+
+    Raises:
+        InputError: it is of another one.
+    """
+    if not isinstance(value, kind):
+        raise InputError(f"{name} must be a {kind.__name__}, not {value!r:.60}").about(name)
+    return value
 
 
 @knows_its_options

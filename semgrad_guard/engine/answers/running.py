@@ -12,14 +12,14 @@ from typing import Any, Generic, TypeVar
 
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.batch import ROWS, RunningBatch, of_like_length
-from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
+from semgrad_guard.engine.answers.options import GenerationOptions, Sampling, require_kind
 from semgrad_guard.engine.answers.sentence_evidence import EndedSentences, OpenSentences
 from semgrad_guard.engine.answers.writing import Piece, WrittenAnswer
 from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.interruption import Ticket
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.errors import AnswerInterruptedError
+from semgrad_guard.errors import AnswerInterruptedError, InputError
 
 R = TypeVar("R")
 S = TypeVar("S")
@@ -53,6 +53,13 @@ class Request(Generic[R]):
     on_piece: Callable[[Piece], None] | None = None
     on_sentences: Callable[[EndedSentences], bool] | None = None
     draws: tuple[Sampling, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_kind("objective", self.objective, Objective)
+        if not self.options:
+            raise InputError("a request names the options of at least one answer").about("options")
+        for one in self.options:
+            require_kind("options", one, GenerationOptions)
 
     def then(self, make: Callable[[R], S]) -> Request[S]:
         """The same request with another result, made of its own in the model's thread."""

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Evidence
 from semgrad_guard.engine.answers.writing import Piece
-from semgrad_guard.engine.prompts.reasoning import Codec
+from semgrad_guard.engine.prompts.thoughts import Codec
 from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.engine.scores.tape import Tape
 from semgrad_guard.engine.text_units import Span, decided, sentences

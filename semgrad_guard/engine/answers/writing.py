@@ -7,6 +7,7 @@ answer is written, `CertainText` shows its text as far as later tokens can no lo
 from __future__ import annotations
 
 import secrets
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -18,20 +19,18 @@ from transformers.cache_utils import Cache
 from semgrad_guard.engine.answers.options import GenerationOptions, ThoughtLimit, sampling_processors
 from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.prompts.reasoning import (
-    AnswerTokens,
+from semgrad_guard.engine.prompts.thoughts import (
     Codec,
     Decode,
     Reasoning,
+    Span,
     Thinking,
-    answer_tokens,
     held,
     joined,
     may_open,
     opening,
     read,
     reasoning_of,
-    up_to,
 )
 from semgrad_guard.engine.scores.tape import KeysValues, Recorder, Tape
 from semgrad_guard.records import is_blank
@@ -108,6 +107,31 @@ def visible(ids: Sequence[int], stop: Sequence[str], codec: Codec, clean: Callab
     return Visible(shown[:end], own, cut=cut, retokenized=True)
 
 
+@dataclass(frozen=True)
+class AnswerTokens:
+    """The tokens [begin, end) that carry an answer. The first of them may begin with `glued`, the end of a mark."""
+
+    begin: int
+    end: int
+    glued: str = ""
+
+    def clean(self, text: str) -> str:
+        """The text of these tokens without the white space, and the piece of a mark, before it."""
+        return text.lstrip().removeprefix(self.glued).lstrip()
+
+
+def answer_tokens(ids: Sequence[int], text: str, answer: Span, decode: Decode) -> AnswerTokens:
+    """The tokens of an answer; `text` is that of all `ids`, special tokens shown."""
+    begin = up_to(answer[0], ids, decode)
+    end = len(ids) if answer[1] >= len(text) else max(begin, up_to(answer[1], ids, decode))
+    return AnswerTokens(begin, end, text[len(decode(ids[:begin], special=True)) : answer[0]].strip())
+
+
+def up_to(place: int, ids: Sequence[int], decode: Decode) -> int:
+    """The largest number of tokens whose text ends at a place or before it."""
+    return bisect_right(range(1, len(ids) + 1), place, key=lambda count: len(decode(ids[:count], special=True)))
+
+
 class StopStrings:
     """Whether the text of an answer holds one of these strings, whatever its thought holds.
 
@@ -144,7 +168,7 @@ class CertainText:
         self._decode, self._stop = decode, options.stop
         self._thinking = None if options.grammar else thinking
         self._ids: list[int] = []
-        self._whole, self._at = "", 0
+        self._whole, self._at, self._end = "", 0, ""
         self._answer: AnswerTokens | None = None
         self._sent, self._thought = 0, ""
 
@@ -154,10 +178,10 @@ class CertainText:
         thought = self._begun() if self._answer is None else ""
         if self._answer is None:
             return self._pieces(thought, "", 0)
-        own, ends = self._ids[self._answer.begin :], () if self._thinking is None else self._thinking.ends
-        if ends:  # marks that may hold control tokens, which the text does not show
+        own = self._ids[self._answer.begin :]
+        if self._end:  # a mark that may hold control tokens, which the text does not show
             shown = self._decode(own, special=True)
-            end = safe_length(shown, ends)
+            end = safe_length(shown, (self._end,))
             own = own if end == len(shown) else own[: up_to(end, own, self._decode)]
         text = self._decode(own)
         text = self._answer.clean(text) if self._answer.begin else text
@@ -186,6 +210,7 @@ class CertainText:
         thoughts, answer = (parts := thinking.parts(seen)).thoughts, parts.answer or (0, 0)
         if seen[slice(*answer)].strip() and (answer[0] or thinking.settled):  # else a closing mark may still come
             self._answer = answer_tokens(self._ids, whole, (answer[0], len(whole)), self._decode)
+            self._end = parts.end
         return joined(whole[begin:end] for begin, end in thoughts)
 
     def _pieces(self, thought: str, text: str, end: int) -> list[Piece]:

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.declared import plain
-from semgrad_guard.engine.answers.options import GenerationOptions, Ids, Sample
+from semgrad_guard.engine.answers.options import GenerationOptions, Ids, Sample, require_kind
 from semgrad_guard.engine.objective import Objective, TokenChoice
 from semgrad_guard.engine.prompts.forms import CallForm, GrammarCompiler, call_form
 from semgrad_guard.engine.prompts.prompt import (
@@ -30,7 +30,7 @@ from semgrad_guard.engine.prompts.prompt import (
     render,
     template_fingerprint,
 )
-from semgrad_guard.engine.prompts.reasoning import Codec
+from semgrad_guard.engine.prompts.thoughts import Codec
 from semgrad_guard.engine.scores.architecture import is_hooked
 from semgrad_guard.engine.scores.head import lacks_units
 from semgrad_guard.engine.scores.scorer import Scorer, clean_slate, scorer_of
@@ -78,7 +78,7 @@ class WritingModel(Codec):
         self._model = model
         self._max_batch: int | None = None
         self._grammars: GrammarCompiler | None = None
-        self._template_options = dict(template_options or {})
+        self._template_options = dict(require_kind("template_options", template_options or {}, Mapping))
         if isinstance(semantic_token, TokenChoice):
             semantic_token = semantic_token.offset_for(self.template_fingerprint())
         self.semantic_token = None if semantic_token is None else plain("semantic_token", semantic_token, int)
@@ -144,7 +144,7 @@ class WritingModel(Codec):
     @memory.setter
     def memory(self, memory: Memory) -> None:
         with self.scorer.lock:
-            self.scorer.memory = memory
+            self.scorer.memory = require_kind("memory", memory, Memory)
 
     @property
     def max_batch(self) -> int | None:
@@ -160,6 +160,7 @@ class WritingModel(Codec):
 
     @max_batch.setter
     def max_batch(self, rows: int | None) -> None:
+        rows = None if rows is None else plain("max_batch", rows, int)
         if rows is not None and rows < 1:
             raise InputError(f"max_batch must be at least 1, or None for no limit, not {rows}")
         self._max_batch = rows
@@ -298,7 +299,7 @@ class WritingModel(Codec):
         Raises:
             PromptTooLongError: it leaves nothing.
         """
-        options = options or GenerationOptions()
+        options = require_kind("options", options or GenerationOptions(), GenerationOptions)
         window, longest = self.context_window, max(len(prompt.ids) for prompt in prompts)
         if window is None:
             return options

@@ -20,7 +20,7 @@ import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 from transformers.utils.chat_parsing import parse_response
 
-from semgrad_guard.engine.prompts.reasoning import held
+from semgrad_guard.engine.prompts.thoughts import held
 from semgrad_guard.errors import InputError, UnsupportedToolsError, require_installed
 from semgrad_guard.records import ToolCall
 
@@ -282,7 +282,9 @@ def calls_in(form: CallForm, text: str, *, prompt: str = "", tools: Sequence[Too
     """
     if form.parsed is not None:
         try:
-            _require_closed(form, text)
+            begun, ended = (len(re.findall(mark, text)) for mark in (form.head or "\0", form.tail))
+            if begun > ended:  # the parser would take what there is of it
+                raise ValueError("a call is not closed")
             message = parse_response(text, dict(form.parsed), prefix=prompt, tools=[dict(tool) for tool in tools])
             found = tuple(_as_call(call) for call in message.get("tool_calls") or ())
         except (ValueError, KeyError, TypeError):
@@ -306,13 +308,6 @@ def calls_in(form: CallForm, text: str, *, prompt: str = "", tools: Sequence[Too
     for mark in form.frame:
         left = left.replace(mark, "")
     return ToolAnswer(left.rstrip(), tuple(calls), tuple(broken))
-
-
-def _require_closed(form: CallForm, text: str) -> None:
-    """Return unless a call is not closed: transformers' parser would take what there is of it."""
-    begun, ended = (sum(1 for _ in re.finditer(mark, text)) for mark in (form.head or "\0", form.tail))
-    if begun > ended:
-        raise ValueError("a call is not closed")
 
 
 def _read(form: CallForm, text: str, at: int) -> tuple[list[ToolCall], int]:

@@ -12,8 +12,7 @@ from typing import Any, cast
 from transformers import PreTrainedTokenizerBase
 
 from semgrad_guard.engine.objective import MARK, TokenizedText, find_semantic_token, header_text
-from semgrad_guard.engine.prompts.reasoning import Thinking
-from semgrad_guard.engine.prompts.response_templates import TEMPLATE_FAILURES, Marks, has_option, marks_of, switch_of
+from semgrad_guard.engine.prompts.thoughts import TEMPLATE_FAILURES, Marks, Thinking, has_option, marks_of, switch_of
 from semgrad_guard.errors import EmptyPromptError, InputError, PromptTooLongError, UnsupportedModelError
 from semgrad_guard.records import Conversation, Message, PromptForm, SemanticToken, ToolCall
 
@@ -168,7 +167,7 @@ def count_tokens(
 
 def calls_tools(conversation: Conversation) -> bool:
     """Whether a conversation holds calls of tools."""
-    turns: Any = () if isinstance(conversation, str) else conversation
+    turns: Any = conversation if isinstance(conversation, Sequence) and not isinstance(conversation, str) else ()
     return any(
         turn.tool_calls if isinstance(turn, Message) else isinstance(turn, Mapping) and turn.get("tool_calls")
         for turn in turns
@@ -217,11 +216,22 @@ def _turn(message: object, number: int) -> Turn:
     for key in ("role", "content"):
         if not isinstance(turn.get(key), str):
             raise InputError(f"Message {number} needs a string {key!r}, but has {turn.get(key)!r}.")
-    try:
-        turn["content"].encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"Message {number} holds a lone surrogate and is no valid Unicode text: {error}.") from error
+    require_text(f"Message {number}", turn["content"])
     return turn
+
+
+def require_text(name: str, text: object) -> None:
+    """Refuse what is no text, or no valid one.
+
+    Raises:
+        InputError: it is.
+    """
+    if not isinstance(text, str):
+        raise InputError(f"{name} must be a text, not {text!r:.60}.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{name} holds a lone surrogate and is no valid Unicode text: {error}.") from error
 
 
 def _as_call(call: ToolCall) -> Turn:

@@ -84,12 +84,16 @@ def inspect_architecture(model: nn.Module) -> Architecture:
     scale = float(1.0 if scale is None else scale) / float(1.0 if divisor is None else divisor)
     # Layers that cannot be run without the states of an encoder are left out where there are none.
     given = [inspect.signature(layer.forward).parameters.get("cross_attention_states") for layer in members]
+    # Whether all layers are of these kinds of attention, without a state of their own.
+    kinds = frozenset(getattr(config, "layer_types", None) or ())
+    attends = kinds <= _ATTENTION and (bool(kinds) or not getattr(model, "_is_stateful", False))
+    attends = attends and all(type(one).__name__ in _ATTENTION_LAYERS for one in DynamicCache(config=config).layers)
     idle = frozenset(i for i, one in enumerate(given) if one is not None and one.default is inspect.Parameter.empty)
     return Architecture(
         n_layers=len(members) - len(idle) or int(config.num_hidden_layers),
         head=paths[id(head)],
         layers=layers,
-        attends=_attends(causal_lm, config),
+        attends=attends,
         takes_positions="position_ids" in accepted,
         takes_logits_to_keep="logits_to_keep" in accepted,
         transform=LogitTransform(scale=scale, softcap=getattr(config, "final_logit_softcapping", None)),
@@ -97,7 +101,7 @@ def inspect_architecture(model: nn.Module) -> Architecture:
         idle=idle,
         window=min((size for name in _WINDOWS if isinstance(size := getattr(config, name, None), int)), default=None),
         chunk=getattr(config, "attention_chunk_size", None),
-        kinds=frozenset(getattr(config, "layer_types", None) or ()),
+        kinds=kinds,
     )
 
 
@@ -149,31 +153,15 @@ def _refuse_impossible(model: nn.Module) -> None:
             f"{name} states {layers} decoder layers: either its config.json is broken, or its layers are no single "
             "stack, whose hidden states the scores are about. Use a model with one stack of decoder layers."
         )
-    if reads_both_ways(model):
+    # An encoder that could be a decoder (BERT and its kin), and is not configured as one.
+    marked = getattr(config, "is_decoder", None) is False
+    if marked and any(vars(module).get("is_decoder") is False for module in model.modules()):
         raise UnsupportedModelError(
             f"this {name} reads in both directions (is_decoder is false in its configuration): what it says of a token "
             "depends on the tokens after it, so that an answer has no likelihood from left to right. If it was trained "
             "as a decoder, set is_decoder to true in its config.json; else use a decoder-only language model."
         )
-    _refuse_places(model, name)
-    if any(adapter.is_prompt_learning for adapter in adapters_of(model).values()):
-        raise UnsupportedModelError(
-            f"this {name} has a tuned prompt of PEFT, whose columns stand before every text and are no tokens of it. "
-            "Use an adapter of weights (LoRA), or the base model."
-        )
-    if any(parameter.is_inference() for parameter in model.parameters()):
-        raise UnsupportedModelError(f"this {name} was loaded under torch.inference_mode(); load it outside")
-
-
-def reads_both_ways(model: nn.Module) -> bool:
-    """Whether this is an encoder that could be a decoder (BERT and its kin), and is not configured as one."""
-    if getattr(cast(Any, model).config, "is_decoder", None) is not False:
-        return False
-    return any(vars(module).get("is_decoder") is False for module in model.modules())
-
-
-def _refuse_places(model: nn.Module, name: str) -> None:
-    """Refuse weights that do not lie, all of them, on one device that computes gradients."""
+    # Its weights lie, all of them, on one device that computes gradients.
     weights = list(model.parameters())
     size = sum(weight.numel() * weight.element_size() for weight in weights) / 2**30
     if any(hasattr(module, "_hf_hook") for module in model.modules()):
@@ -193,6 +181,13 @@ def _refuse_places(model: nn.Module, name: str) -> None:
             f"the linear layers of this {name} keep packed numbers instead of weights (compressed-tensors). Load it "
             "with quantization_config=CompressedTensorsConfig(run_compressed=False), which unpacks them."
         )
+    if any(adapter.is_prompt_learning for adapter in adapters_of(model).values()):
+        raise UnsupportedModelError(
+            f"this {name} has a tuned prompt of PEFT, whose columns stand before every text and are no tokens of it. "
+            "Use an adapter of weights (LoRA), or the base model."
+        )
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise UnsupportedModelError(f"this {name} was loaded under torch.inference_mode(); load it outside")
 
 
 def _decoder_layers(model: PreTrainedModel, n_layers: int, paths: Mapping[int, str]) -> str | None:
@@ -230,14 +225,6 @@ def _fixed_positions(config: Any) -> int | None:
     return min(limits, default=None)
 
 
-def _attends(model: PreTrainedModel, config: Any) -> bool:
-    """Whether all layers are of these kinds of attention, without a state of their own."""
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if not kinds <= _ATTENTION or (not kinds and getattr(model, "_is_stateful", False)):
-        return False
-    return all(type(layer).__name__ in _ATTENTION_LAYERS for layer in DynamicCache(config=config).layers)
-
-
 _SAMPLES, _SHARED_BUFFER = 1024, 1 << 16
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 """The tables of a module that hold the hooks of its forward pass."""
@@ -259,7 +246,12 @@ class Identity:
         Weights edited in place are read as a whole, for an edit of few numbers may escape a sample. A hook, or a method
         of one object's own, may read what nothing shows: then a mark follows that is never the same twice.
         """
-        departures = {**_adapters(model), **_hooked(model)}
+        departures = _hooked(model)
+        for path, layer in model.named_modules():
+            if is_adapted(layer):
+                departures[f"{path}: adapters"] = repr(_adapter_state(layer))
+        if adapters_of(model):  # of several, the one in use
+            departures["adapter"] = repr(getattr(model, "active_adapter", None))
         if _config_of(model) != self._config:
             departures["config"] = _config_of(model)
         for name, weight in model.named_parameters():
@@ -354,13 +346,6 @@ def _hooked(model: nn.Module) -> dict[str, str]:
             names = [getattr(one, "__qualname__", type(one).__qualname__) for one in code]
             found[f"{path}: code"] = repr(names)
     return found
-
-
-def _adapters(model: nn.Module) -> dict[str, str]:
-    """The state of each adapted layer, and of several adapters the one in use."""
-    layers = ((path, layer) for path, layer in model.named_modules() if is_adapted(layer))
-    found = {f"{path}: adapters": repr(_adapter_state(layer)) for path, layer in layers}
-    return {**found, "adapter": repr(getattr(model, "active_adapter", None))} if adapters_of(model) else found
 
 
 def _adapter_state(layer: Any) -> tuple[bool, list[str], list[str], dict[str, float]]:

@@ -35,7 +35,7 @@ from semgrad_guard.engine.scores.gradients import (
     tolerance_of,
 )
 from semgrad_guard.engine.scores.replay import written
-from semgrad_guard.engine.scores.tape import Memory, Row, cache_bytes, growing_cache, is_out_of_memory, read
+from semgrad_guard.engine.scores.tape import Memory, Row, growing_cache, is_out_of_memory, read
 from semgrad_guard.engine.scores.twin import Twin
 from semgrad_guard.errors import AnswerInterruptedError, SemGradGuardError, UnsupportedModelError
 
@@ -115,7 +115,14 @@ def checked(twin: Twin, model: nn.Module) -> Exactness:
             "semgrad-guard scores this model by its ordinary call: %s", check.why or "its layers are unknown"
         )
     joins = found.way == "rows" and bool(check.attempted(check.rows_agree))  # unknown is no
-    return replace(found, joins=joins, token_bytes=token_bytes(twin) if joins else 0)
+    if not joins:
+        return found
+    one, cache = torch.ones(1, 1, dtype=torch.long, device=twin.device), growing_cache()
+    with torch.no_grad():
+        twin.step(one, one, cache)
+    layers: list[Any] = [layer for layer in cast(Any, cache.layers) if layer.is_initialized]
+    size = sum(half.nbytes for layer in layers for half in (layer.keys, layer.values))
+    return replace(found, joins=True, token_bytes=size)
 
 
 def _by_wide_copy(check: _Check, model: nn.Module) -> Exactness:
@@ -270,14 +277,6 @@ def _steps(twin: Twin, rows: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         ids = torch.full((len(rows), 1), 3 + step, device=twin.device)
         mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
     return found
-
-
-@torch.no_grad()
-def token_bytes(twin: Twin) -> int:
-    """Bytes of one token's keys and values."""
-    one, cache = torch.ones(1, 1, dtype=torch.long, device=twin.device), growing_cache()
-    twin.step(one, one, cache)
-    return cache_bytes(cache)
 
 
 def _measured(declared: LogitTransform, raw: torch.Tensor | None, logits: torch.Tensor) -> LogitTransform:

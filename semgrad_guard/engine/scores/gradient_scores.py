@@ -86,28 +86,36 @@ def gradient_scores(
         UnsupportedModelError: the architecture rules a score out; the message gives the reason.
         InputError: empty or mismatched ids, ids outside the vocabulary, a t* outside the prompt.
     """
-    single = _is_one_row(prompt_ids)
+    try:
+        single = np.ndim(next(iter(cast(Any, prompt_ids)), 0)) == 0
+    except TypeError:
+        raise InputError(_IDS) from None
     prompts, responses = (_rows(ids, single=single) for ids in (prompt_ids, response_ids))
     places: Any = semantic_token if np.ndim(semantic_token) else [semantic_token] * len(prompts)
     offsets = plain("semantic_token", places, tuple[int, ...])
     scorer = scorer_of(model)
-    objective = Objective(variant, None if layers is None else tuple(layers))
+    objective = Objective(variant, cast(Any, layers))  # which makes a tuple of them
     with scorer.lock:  # one turn, in which the model is looked at once
         unless_memory_runs_out(scorer.exactness)  # a reason that rules every score out comes first
         objective.span(scorer.architecture.n_layers)
         embedding: Any = model.get_input_embeddings()
         vocabulary = min(int(embedding.weight.shape[0]), scorer.vocabulary)
-        _validate(prompts, responses, offsets, vocabulary=vocabulary)
+        if not len(prompts) == len(responses) == len(offsets):
+            raise InputError(
+                f"{len(prompts)} prompt(s), {len(responses)} response(s) and {len(offsets)} t* position(s) do not match"
+            )
+        for prompt, response, offset in zip(prompts, responses, offsets, strict=True):
+            if not prompt:
+                raise EmptyPromptError("the prompt holds no token")
+            if not response:
+                raise EmptyResponseError("the response holds no token to score")
+            if not -len(prompt) <= offset <= -1:
+                raise InputError(f"semantic_token={offset} lies outside the prompt: use -{len(prompt)} .. -1")
+            if not all(0 <= token < vocabulary for token in (*prompt, *response)):
+                raise InputError(f"token ids must be ints within 0 .. {vocabulary - 1}")
         texts = zip(prompts, responses, offsets, strict=True)
         scores = scorer.score([Row.of(*text, objective) for text in texts], objective)
     return scores[0] if single else scores
-
-
-def _is_one_row(ids: Sequence[int] | Sequence[Sequence[int]]) -> bool:
-    try:
-        return len(ids) == 0 or operator.index(cast(int, ids[0])) is not None
-    except TypeError:
-        return False
 
 
 def _rows(ids: Sequence[int] | Sequence[Sequence[int]], *, single: bool) -> list[list[int]]:
@@ -116,23 +124,10 @@ def _rows(ids: Sequence[int] | Sequence[Sequence[int]], *, single: bool) -> list
     try:
         return [[operator.index(token) for token in row] for row in rows]
     except TypeError:
-        raise InputError("token ids must be a list of ints, or a list of such lists for a batch") from None
+        raise InputError(_IDS) from None
 
 
-def _validate(prompts: list[list[int]], responses: list[list[int]], offsets: Sequence[int], *, vocabulary: int) -> None:
-    if not len(prompts) == len(responses) == len(offsets):
-        raise InputError(
-            f"{len(prompts)} prompt(s), {len(responses)} response(s) and {len(offsets)} t* position(s) do not match"
-        )
-    for prompt, response, offset in zip(prompts, responses, offsets, strict=True):
-        if not prompt:
-            raise EmptyPromptError("the prompt holds no token")
-        if not response:
-            raise EmptyResponseError("the response holds no token to score")
-        if not -len(prompt) <= offset <= -1:
-            raise InputError(f"semantic_token={offset} lies outside the prompt: use -{len(prompt)} .. -1")
-        if not all(0 <= token < vocabulary for token in (*prompt, *response)):
-            raise InputError(f"token ids must be ints within 0 .. {vocabulary - 1}")
+_IDS = "token ids must be a list of ints, or a list of such lists for a batch"
 
 
 @dataclass

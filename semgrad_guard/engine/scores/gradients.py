@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from transformers.cache_utils import DynamicCache
@@ -129,6 +129,7 @@ def replayed(
     out exactly.
     """
     span, lengths = objective.span(twin.architecture.n_layers), [row.length for row in rows]
+    steps = [row.tape and row.tape.steps("logits", row.begin - 1, row.end - 1) for row in rows]
     graph = replay(twin, rows, span, fits=fits) if token_axis is None else continued(twin, rows[0], span)
     with graph as (predicting, hidden):
         current_stop().check()
@@ -140,7 +141,7 @@ def replayed(
             head=twin.head,
             transform=transform,
             objective=objective,
-            raw_logits=_kept_logits(rows),
+            raw_logits=[step for own in steps if own for step in own] if all(steps) else None,
             kept_bytes=memory.logits,
         )
         scales = torch.stack([_scale_of(seed) for seed in head.seed.split(lengths)])
@@ -163,11 +164,6 @@ def replayed(
             )
         )
     return found
-
-
-def _kept_logits(rows: Sequence[Row]) -> list[torch.Tensor] | None:
-    known = [row.tape and row.tape.steps("logits", row.begin - 1, row.end - 1) for row in rows]
-    return [step for steps in known if steps for step in steps] if all(known) else None
 
 
 def _scale_of(seed: torch.Tensor) -> torch.Tensor:
@@ -202,7 +198,11 @@ class Ordinary:
             stack.enter_context(torch.enable_grad())
             options: dict[str, Any] = {"logits_to_keep": row.length + 1}
             if row.in_context:
-                options |= {"use_cache": True, CACHE: _letting_none_through(row, twin.device)}
+                # A cache through which the keys and values of the context let no gradient pass.
+                places, cache = torch.arange(row.end, device=twin.device), cast(Any, DynamicCache())
+                still = ((places >= row.prompt) & (places < row.begin))[None]
+                cache.layer_class_to_replicate = partial(FixedLayer, still=still)
+                options |= {"use_cache": True, CACHE: cache}
             output, self._hidden, self.token_axis = _called(twin, row.ids[: row.end], span, **options)
         self._row, self.logits = row, output.logits[0, scored]
         self.raw = raw[-1][0, scored] if raw else None
@@ -262,15 +262,6 @@ def no_gradient() -> UnsupportedModelError:
         "no gradient reaches this model's hidden states: layers that quantize their activations (torchao's dynamic "
         "ones, for example) stop it. Load the model unquantized, or with its weights quantized alone."
     )
-
-
-def _letting_none_through(row: Row, device: torch.device) -> DynamicCache:
-    """A cache through which the keys and values of a row's context let no gradient pass."""
-    places = torch.arange(row.end, device=device)
-    still = ((places >= row.prompt) & (places < row.begin))[None]
-    cache: Any = DynamicCache()
-    cache.layer_class_to_replicate = partial(FixedLayer, still=still)
-    return cache
 
 
 def _called(

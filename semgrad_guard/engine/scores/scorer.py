@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -418,8 +418,10 @@ def scorer_of(model: nn.Module) -> Scorer:
     """The one scorer of a model object, made at its first use.
 
     Raises:
-        UnsupportedModelError: the architecture rules a score out.
+        UnsupportedModelError: the architecture rules a score out, or it is no model.
     """
+    if not isinstance(cast(object, model), nn.Module):
+        raise UnsupportedModelError(f"a {type(model).__name__} is no model of transformers; load one")
     with _scorers_lock:
         known = _scorers.get(model)
         scorer = None if known is None else known()

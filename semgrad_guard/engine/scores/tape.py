@@ -12,13 +12,14 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache, DynamicCache
 
+from semgrad_guard.declared import Bounds, require_valid
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scores.twin import Place, Twin
 
@@ -34,6 +35,9 @@ KeysValues = tuple[torch.Tensor, torch.Tensor] | None
 """One layer's keys and values of one row [heads, positions, d]; None for a layer that text does not pass through."""
 
 
+Bytes = Annotated[int, Bounds(0)]
+
+
 @dataclass(frozen=True)
 class Memory:
     """Budgets in bytes. Beyond them scores cost time instead; they stay the same, but for roundings of half precision.
@@ -45,12 +49,18 @@ class Memory:
     `outputs`: the outputs of the upper layers' linear maps while writing; those beyond it are computed again.
     `running`: keys and values of the answers that are written at once, with room for their longest. Beyond it further
     answers wait; one is always written.
+
+    Raises:
+        InputError: one is less than 0, or no whole number.
     """
 
-    logits: int = 96 << 20
-    activations: int = 512 << 20
-    outputs: int = 96 << 20
-    running: int = 1 << 30
+    logits: Bytes = 96 << 20
+    activations: Bytes = 512 << 20
+    outputs: Bytes = 96 << 20
+    running: Bytes = 1 << 30
+
+    def __post_init__(self) -> None:
+        require_valid(self)
 
 
 FRUGAL = Memory(logits=0, activations=0, outputs=0)
@@ -375,12 +385,6 @@ def below(rows: Sequence[Sequence[KeysValues]]) -> DynamicCache:
             halves = [torch.stack(half) for half in zip(*wide, strict=True)]
             cache.update(halves[0], halves[1], number)
     return cache
-
-
-def cache_bytes(cache: Cache) -> int:
-    """Bytes of all keys and values."""
-    layers: list[Any] = cache.layers
-    return sum(half.nbytes for layer in layers if layer.is_initialized for half in (layer.keys, layer.values))
 
 
 OUT_OF_MEMORY = (

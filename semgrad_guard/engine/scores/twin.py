@@ -117,9 +117,16 @@ class Twin:
     @contextmanager
     def watching(self, table: Mapping[int, InputHook]) -> Iterator[None]:
         """For the time of a block, hooks on the inputs of some layers."""
+
+        def see(watch: InputHook, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            changed = watch(cast(torch.Tensor, args[0] if args else kwargs["hidden_states"]))
+            if changed is None:
+                return None
+            return ((changed, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": changed})
+
         with ExitStack() as stack:
             for number, watch in table.items():
-                hook = partial(_on_input, watch)
+                hook = partial(see, watch)
                 stack.callback(self.layers[number].register_forward_pre_hook(hook, with_kwargs=True).remove)
             yield
 
@@ -198,14 +205,6 @@ class Twin:
         if self._sees is not None:
             self._sees(place, given)
         return given
-
-
-def _on_input(watch: InputHook, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-    """A hook on a layer whose input hidden states `watch` sees; its result replaces them."""
-    changed = watch(cast(torch.Tensor, args[0] if args else kwargs["hidden_states"]))
-    if changed is None:
-        return None
-    return ((changed, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": changed})
 
 
 @contextmanager
@@ -296,6 +295,9 @@ def weight_sharing_copy(model: nn.Module) -> nn.Module:
     """A deep copy in evaluation mode over the same weights: no parameter requires a gradient, backward hooks are gone.
 
     Forward hooks stay (a steered model is scored as it answers). Bound methods work on the copy's modules.
+
+    Raises:
+        UnsupportedModelError: it cannot be copied, or a plain function, or compiled code, would run the original.
     """
     modules = list(model.modules())
     _require_no_functions(modules)
@@ -311,27 +313,22 @@ def weight_sharing_copy(model: nn.Module) -> nn.Module:
             f"this {type(model).__name__} cannot be copied, and so not be scored without touching it: {error}. Remove "
             "the attribute or hook that holds what cannot be copied (a lock, a file, a tensor with a graph)."
         ) from error
-    for module in twin.modules():
-        _make_ready(module)
+    for module in twin.modules():  # all that a deep copy leaves to the original
+        module._backward_hooks.clear()
+        module._backward_pre_hooks.clear()
+        state = vars(module)
+        state.update({name: value for name, value in _WITHOUT_AUTOGRAD.items() if name in state})
+        if "generation_config" in state:  # `generate` takes options that it is not given from there
+            state["generation_config"] = GenerationConfig()
+        if state.get("layers_are_rescaled") is False:
+            config: Any = module.config
+            if 0 < config.rescale_every < config.num_hidden_layers:  # RWKV; and the copy's weights are the user's
+                raise UnsupportedModelError(
+                    f"this {type(module).__name__} divides its weights in its first pass in evaluation mode, which is "
+                    "its owner's to do. Run it once: model.eval(), then model(input_ids=...) under torch.no_grad()."
+                )
+            state["layers_are_rescaled"] = True  # they would be divided by one
     return twin.eval()
-
-
-def _make_ready(module: nn.Module) -> None:
-    """Settle, in a copied module, all that a deep copy leaves to the original."""
-    module._backward_hooks.clear()
-    module._backward_pre_hooks.clear()
-    state = vars(module)
-    state.update({name: value for name, value in _WITHOUT_AUTOGRAD.items() if name in state})
-    if "generation_config" in state:  # `generate` takes options that it is not given from there
-        state["generation_config"] = GenerationConfig()
-    if state.get("layers_are_rescaled") is False:
-        config: Any = module.config
-        if 0 < config.rescale_every < config.num_hidden_layers:  # RWKV; and the copy's weights are the user's
-            raise UnsupportedModelError(
-                f"this {type(module).__name__} divides its weights in its first pass in evaluation mode, which is "
-                "its owner's to do. Run it once: model.eval(), then model(input_ids=...) under torch.no_grad()."
-            )
-        state["layers_are_rescaled"] = True  # they would be divided by one
 
 
 def _over_the_same_numbers(parameter: nn.Parameter) -> nn.Parameter:
@@ -354,11 +351,7 @@ def _over_the_same_numbers(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def _require_no_functions(modules: Sequence[nn.Module]) -> None:
-    """Return unless a plain function replaces a method of one module: it would run that very module, not the copy.
-
-    Raises:
-        UnsupportedModelError: one does, or a module is compiled.
-    """
+    """Refuse compiled code, and functions that replace a method of one module: they would run that very module."""
     for module in modules:
         if "_orig_mod" in module._modules:
             raise UnsupportedModelError(

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from semgrad_guard import errors
 from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.engine.prompts.reasoning import Thinking
+from semgrad_guard.engine.prompts.thoughts import Thinking
 from semgrad_guard.engine.text_units import Span
 from semgrad_guard.errors import SemGradGuardError
 from semgrad_guard.guard import Draft

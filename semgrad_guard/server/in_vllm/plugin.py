@@ -84,7 +84,7 @@ class GuardPlugin:
         keys, hosts = admission(self._settings, args)
         from transformers import AutoTokenizer
 
-        from semgrad_guard.engine.prompts.reasoning import Codec
+        from semgrad_guard.engine.prompts.thoughts import Codec
         from semgrad_guard.loading import load_estimator
         from semgrad_guard.server.assembly import assemble, policy_of
         from semgrad_guard.server.in_vllm.queue import WorkerQueue

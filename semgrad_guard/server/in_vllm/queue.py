@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.sentence_evidence import OpenSentences
 from semgrad_guard.engine.answers.writing import CertainText, Piece
-from semgrad_guard.engine.prompts.reasoning import Codec
+from semgrad_guard.engine.prompts.thoughts import Codec
 from semgrad_guard.errors import InputError, ScoringError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import Draft, EarlySentences, ain_time

@@ -1,8 +1,10 @@
 """Thoughts that a model writes before its answer: by which marks, and where the answer begins behind them.
 
-The marks (`response_templates.py`) are looked for in the model's tokens, and in the template's text after the last
-message, which may have opened or closed a thought already. Never in the rest of the prompt: a user may type a mark. One
-that the tokenizer knows as one token is that token alone: a model that spells it in others quotes it.
+The marks of families of models are data, by which every text is read. Those of a model are those of its tokenizer's
+`response_template`, else those that its chat template writes around the thought of an earlier turn, else those of a
+family that the template's text names. They are looked for in the model's tokens, and in the template's text after the
+last message, which may have opened or closed a thought already. Never in the rest of the prompt: a user may type one.
+A mark that the tokenizer knows as one token is that token alone: a model that spells it in others quotes it.
 
 A text is read by the marks of its prompt, else by those of the family whose thought it begins with. An answer with a
 mark in it has no score: what follows may be a thought.
@@ -10,15 +12,127 @@ mark in it has no score: what follows may be a thought.
 
 from __future__ import annotations
 
+import json
 import re
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, Protocol
 
-from semgrad_guard.engine.prompts.response_templates import CHANNELS, EVERY, GLUED, MARKED, Marks
+from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from semgrad_guard.errors import InputError
 
 Span = tuple[int, int]
+
+TAGS = {f"<{name}>": f"</{name}>" for name in ("answer", "response", "final_answer", "solution")}
+"""Tags that many models write around the answer behind a thought."""
+TAG = re.compile(r"[<\[◁][^<>\[\]\s]+[>\]▷]")
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The marks that open and close a thought.
+
+    `answer` opens an answer, in families where it does not just follow the thought, and `turn` leads from a thought to
+    it. `wrap` may enclose an answer. `unopened`: the template nowhere writes the opening mark: the model may leave it
+    out. `gaps` are the white space behind the opening mark, and around the closing one, as the family writes them.
+    """
+
+    open: str
+    close: str
+    answer: str | None = None
+    turn: str = ""
+    wrap: tuple[str, str] | None = None
+    unopened: bool = False
+    gaps: tuple[str, str, str] = ("", "", "")
+
+    @property
+    def closing(self) -> str:
+        """The text between a thought and its answer."""
+        if self.answer:
+            return self.close + self.turn + self.answer
+        return f"{self.gaps[1]}{self.close}{self.gaps[2]}{self.wrap[0] if self.wrap else ''}"
+
+    @property
+    def first(self) -> str:
+        """What a text with such marks begins with: channels open parts of other kinds as well."""
+        tag = TAG.match(self.open) if self.answer else None
+        return tag[0] if tag else self.open
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """All marks around a thought, and around the answer behind it."""
+        return tuple(filter(None, (self.open, self.close, self.answer, *(self.wrap or ()), *TAGS)))
+
+    @property
+    def pattern(self) -> str:
+        """A pattern of those around thoughts, and before the answer of channels."""
+        return "|".join(map(re.escape, filter(None, (self.open, self.close, self.answer))))
+
+    @property
+    def alone(self) -> str:
+        """The mark that tells a thought whose opening mark was left out."""
+        return self.answer or self.close
+
+
+FAMILIES = (
+    Marks(
+        "Here are my reasoning steps:",
+        "[BEGIN FINAL RESPONSE]",
+        wrap=("", "[END FINAL RESPONSE]"),
+        gaps=("\n", "\n", "\n"),
+    ),
+    Marks("<think>", "</think>", wrap=("<response>", "</response>"), gaps=("\n", "\n", "\n\n")),
+    Marks("[THINK]", "[/THINK]"),
+    Marks("<seed:think>", "</seed:think>"),
+    Marks("◁think▷", "◁/think▷"),
+    Marks("<|START_THINKING|>", "<|END_THINKING|>", wrap=("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+    Marks("<|channel>thought", "<channel|>", gaps=("\n", "", "")),
+    Marks("<|inner_prefix|>", "<|inner_suffix|>"),
+    *(Marks(f"<{name}>", f"</{name}>") for name in ("thought", "thinking", "reasoning")),
+    Marks("<|begin_of_thought|>", "<|end_of_thought|>", wrap=("<|begin_of_solution|>", "<|end_of_solution|>")),
+    Marks("Here is my thought process:", "Here is my response:"),
+)
+CHANNELS = Marks(
+    "<|channel|>analysis<|message|>", "<|end|>", answer="<|channel|>final<|message|>", turn="<|start|>assistant"
+)
+REGIONS = Marks(
+    "<|open|>think<|sep|>",
+    "<|close|>think<|sep|>",
+    answer="<|open|>response<|sep|>",
+    wrap=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+)
+_PLAIN = Marks("<analysis>", "</analysis>")
+"""Marks that are found at a text's begin alone: elsewhere they may be a word of the answer."""
+EVERY = (*FAMILIES, CHANNELS, REGIONS, _PLAIN)
+
+_GLUED = r"(?:analysis|commentary)(?=[A-Z][a-z']*,? [A-Za-z])|(?:analysis|thought)[ \t]*\n(?=\s*\S)"
+GLUED = re.compile(rf"\s*(?:analysis)?(.*?)assistantfinal(.*)|\s*(?:{_GLUED})(.*)", re.DOTALL)
+"""A thought and the answer by channels whose marks, special tokens all of them, were left out."""
+_WORDS = "think(?:ing)?|thoughts?|reasoning|reflection|scratchpad|monologue|cot"
+_HEADING = r"[\s>*_#]*(?:thinking|thoughts?|reasoning|(?:thought|reasoning)[ ]process|chain[ -]of[ -]thought)"
+_PART = r"\|?(?:analysis|(?:final_)?answer|response|solution)\|?"
+_ALONE = (mark for marks in (*FAMILIES, CHANNELS, REGIONS) for mark in (marks.first, marks.alone) if mark[0] in "<[◁")
+_SIGNS = (
+    *map(re.escape, (*_ALONE, "<|begin_of_solution|>", "<|message|>")),
+    # Tags that are like those of a family, also in HTML or in wide characters.
+    rf"(?:[<◁＜《]|&lt;)[/|｜]{{0,2}}(?:[\w:.-]*[_:.-]|ant)?(?:{_WORDS})"
+    r"(?:[_:.-][\w:.-]*)?(?:\s[^<>]*)?[|｜]?(?:[>▷＞》]|&gt;)",
+    rf"[\[{{]/(?:{_WORDS})[\]}}]|\A\s*[\[{{](?:{_WORDS})[\]}}](?!\()|<!--\s*(?:{_WORDS})\b",
+    # Thoughts that are folded, fenced or quoted, as programs show them.
+    rf"<details\b[^>]*(?:\breasoning\b[^>]*>|>\s*<summary>[^<]*\b(?:{_WORDS})\b)|^(?:```|~~~)(?:{_WORDS})\s*$",
+    rf"\A{_HEADING}(?: for [^\n]{{1,30}}?)?[.…:*_ \t]*\n\s*>|\A\s*[(\[*_]+thinking\s*(?:\.\.\.|…|:)",
+    # Channels without their marks.
+    rf"assistant(?:final|analysis|commentary)|\A\s*(?-i:{_GLUED})",
+    # The parts of an answer, where one of them is marked alone: at its end, or up to there.
+    rf"\A\s*<(?=analysis>)|\A\s*\S(?s:.*?)(?:\n[ \t]*|(?<=[.!?…。！？])[ \t]*|(?<=\w))"
+    rf"<(?P<part>{_PART})>(?s:(?!</(?P=part)>).)*(?:</(?P=part)>)?\s*\Z",
+    rf"\A(?s:(?!<{_PART}>).)*?(?<=[^\s`\"'(\[«“<>])</{_PART}>",
+)
+MARKED = re.compile("|".join(_SIGNS), re.IGNORECASE | re.MULTILINE)
+"""A sign of a thought in a text that should be an answer: it is no answer from there on, or from its begin on."""
 
 
 class Decode(Protocol):
@@ -44,10 +158,14 @@ class Codec:
 
 @dataclass(frozen=True)
 class Parts:
-    """Spans [begin, end) of a text: its thoughts, and its answer; None where that had not begun."""
+    """Spans [begin, end) of a text: its thoughts, and its answer; None where that had not begun.
+
+    `end` is the mark that closes this answer, "" where none does.
+    """
 
     thoughts: tuple[Span, ...]
     answer: Span | None
+    end: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,13 +238,13 @@ class Thinking:
             return Parts(((0, len(text)),), None) if is_thought else Parts((), (0, len(text)))
         begin = _next_word(text, at)
         if marks.answer:
-            (end,) = self.ends
-        elif text.startswith(opened, begin):
-            begin = _next_word(text, begin + len(opened))
+            end = end or marks.close
         else:
-            end = ""
+            wraps = {opened: end, **TAGS} if opened else TAGS
+            tag = next((tag for tag in wraps if text.startswith(tag, begin)), "")
+            begin, end = _next_word(text, begin + len(tag)), wraps.get(tag, "" if opened else end)
         place = text.find(end, begin) if end else -1
-        return Parts(thoughts, (begin, len(text) if place < 0 else place))
+        return Parts(thoughts, (begin, len(text) if place < 0 else place), end)
 
     def _thoughts(self, text: str) -> tuple[tuple[Span, ...], int | None]:
         """The thoughts in a text, and where they have ended; None: they have not, or another part has begun.
@@ -167,11 +285,6 @@ class Thinking:
         parts = self.parts(seen)
         return parts.answer is None and bool(parts.thoughts) and parts.thoughts[-1][1] == len(seen)
 
-    @property
-    def ends(self) -> tuple[str, ...]:
-        """The marks that may close an answer."""
-        return self.marks.wrap[1:] if self.marks.wrap else (self.marks.close,) if self.marks.answer else ()
-
 
 def read(text: str, own: Thinking | None, *, cut: bool = False, foreign: bool = False) -> tuple[Thinking | None, Parts]:
     """The parts of a text, and by which marks: those of its prompt, `own`, else those of the family that it shows.
@@ -184,7 +297,10 @@ def read(text: str, own: Thinking | None, *, cut: bool = False, foreign: bool = 
     is_own = own is not None and (found.answer != whole or (own.settled and not foreign))
     if is_own and not (foreign and _is_left_out(text, own, found)):
         return own, found
-    marks = opening(text) or (_closing(text) if foreign else None)
+    marks = opening(text)
+    if marks is None and foreign:  # the family whose mark comes first in a text that lacks the opening one
+        left = (marks for marks in EVERY if marks is not _PLAIN and marks.alone in text)
+        marks = min(left, key=lambda one: text.find(one.alone), default=None)
     if marks is None and cut and text.strip()[:1] in ("<", "[", "◁"):
         marks = next((marks for marks in EVERY if marks.first.startswith(text.strip())), None)
     if marks is None:
@@ -216,15 +332,22 @@ def opening(text: str) -> Marks | None:
 def may_open(text: str) -> bool:
     """Whether a text that grows may turn out to begin with the first mark of a family."""
     begun = text.lstrip()
-    return any(first.startswith(begun) for first in _FIRST)
+    return any(first.startswith(begun.lower()) for first in _FIRST) or _BEGUN.match(begun) is not None
 
 
-_FIRST = (*(marks.first for marks in EVERY), CHANNELS.turn, "analysis", "thought\n")
-
-
-def _closing(text: str) -> Marks | None:
-    """The family whose mark comes first in a text that lacks the opening one."""
-    return min((marks for marks in EVERY if marks.alone in text), key=lambda one: text.find(one.alone), default=None)
+_HEADINGS = ("thinking", "thoughts", "thought\n", "reasoning", "chain of thought", "chain-of-thought", "analysis\n")
+_FIRST = tuple(first.lower() for first in (*(marks.first for marks in EVERY), CHANNELS.turn, *_HEADINGS, "commentary"))
+_BEGUN = re.compile(
+    rf"""
+    (?:analysis|commentary)(?:[A-Z][a-z']*,?[ ]?)?\Z  # a channel's word
+    | [<＜◁《&][^\n>＞▷》]{{0,60}}[>＞▷》]?\Z | [{{\[][^\s}}\]]{{0,40}}[}}\]]?\Z | <!--\s*\w*\Z  # a tag
+    | <details(?s:(?!</summary>).){{0,200}}\Z | (?:`{{1,3}}|~{{1,3}})\w*\s*\Z  # a folded text, or a fenced one
+    | [(\[>*_#][\s(\[>*_#]*[\w\ -]{{0,20}}[.…:]*\Z  # a title in Markdown
+    | (?i:{_HEADING}(?:[ ]for[ ][^\n]{{0,30}})?[.…:*_\ \t]*(?:\n\s*)?\Z)
+    """,
+    re.VERBOSE,
+)
+"""Texts that may turn out to begin like a thought in no family's marks."""
 
 
 def _is_left_out(text: str, own: Thinking | None, found: Parts) -> bool:
@@ -244,7 +367,7 @@ class HeldText:
         if not self.held:
             return piece
         self._text += piece
-        self.held = may_open(self._text) or bool(opening(self._text) or GLUED.match(self._text))
+        self.held = may_open(self._text) or bool(opening(self._text) or MARKED.match(self._text.lstrip()))
         return "" if self.held else self._text
 
 
@@ -304,31 +427,6 @@ def doubted_from(text: str) -> int | None:
     return mark.start() if mark else None
 
 
-@dataclass(frozen=True)
-class AnswerTokens:
-    """The tokens [begin, end) that carry an answer. The first of them may begin with `glued`, the end of a mark."""
-
-    begin: int
-    end: int
-    glued: str = ""
-
-    def clean(self, text: str) -> str:
-        """The text of these tokens without the white space, and the piece of a mark, before it."""
-        return text.lstrip().removeprefix(self.glued).lstrip()
-
-
-def answer_tokens(ids: Sequence[int], text: str, answer: Span, decode: Decode) -> AnswerTokens:
-    """The tokens of an answer; `text` is that of all `ids`, special tokens shown."""
-    begin = up_to(answer[0], ids, decode)
-    end = len(ids) if answer[1] >= len(text) else max(begin, up_to(answer[1], ids, decode))
-    return AnswerTokens(begin, end, text[len(decode(ids[:begin], special=True)) : answer[0]].strip())
-
-
-def up_to(place: int, ids: Sequence[int], decode: Decode) -> int:
-    """The largest number of tokens whose text ends at a place or before it."""
-    return bisect_right(range(1, len(ids) + 1), place, key=lambda count: len(decode(ids[:count], special=True)))
-
-
 def joined(thoughts: Iterable[str]) -> str:
     """Thoughts as one text."""
     return "\n\n".join(filter(None, (thought.strip() for thought in thoughts)))
@@ -342,3 +440,110 @@ def held(text: str, marks: Iterable[str]) -> int:
 
 def _next_word(text: str, at: int) -> int:
     return len(text) - len(text[at:].lstrip())
+
+
+# Marks and switches of chat templates.
+
+# An ArithmeticError is a range that Jinja's sandbox finds too long.
+_REFUSALS = (TemplateError, ValueError, TypeError, LookupError, AttributeError)
+TEMPLATE_FAILURES = (*_REFUSALS, ArithmeticError, RecursionError, MemoryError)
+"""How the rendering of a chat template may fail."""
+_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""How templates call the field of a thought."""
+
+
+@lru_cache(maxsize=64)
+def marks_of(template: str, response: str) -> Marks | None:
+    """The marks of a model's thoughts; None where they are not known. `response` is its response template as JSON."""
+    fields = (json.loads(response) or {}).get("fields", {})
+    thought = next((fields[name] for name in _FIELDS if name in fields), {})
+    if all(isinstance(thought.get(side), str) for side in ("open", "close")):  # literals, not patterns
+        content = fields.get("content", {})
+        answer, end = (own if isinstance(own := content.get(side), str) else None for side in ("open", "close"))
+        return Marks(thought["open"], thought["close"], answer, wrap=(answer, end) if answer and end else None)
+    # Families whose marks also open calls and parts of other kinds; some put them together by macros.
+    if "<|channel|>" in template and "<|message|>" in template:
+        return CHANNELS
+    if "<|open|>" in template and "<|sep|>" in template:
+        return REGIONS
+    named = next((marks for marks in FAMILIES if marks.close in template), None)
+    if named is not None:
+        wrap = named.wrap if named.wrap and named.wrap[0] in template else None
+        named = replace(named, wrap=wrap, unopened=named.open not in template)
+    return _shown(template) or named
+
+
+_THOUGHT, _ANSWER = "A thought that no template holds.", "An answer that no template holds."
+
+
+def _shown(template: str) -> Marks | None:
+    """The marks that a template writes around the thought of an earlier turn; None where it writes none."""
+    if not any(field in template for field in _FIELDS):
+        return None
+    asking = {"role": "user", "content": "Hi"}
+    answer_turn = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(_FIELDS, _THOUGHT)}
+    try:
+        (prompt,), _ = render_jinja_template([[asking]], chat_template=template, add_generation_prompt=True)
+        (history,), _ = render_jinja_template([[asking, answer_turn]], chat_template=template)
+    except TEMPLATE_FAILURES:
+        return None  # it takes no such message, or needs more
+    before, _, rest = history.partition(_THOUGHT)
+    between, answered, after = rest.partition(_ANSWER)
+    closing = TAG.match(between.strip())
+    if not answered or not closing:
+        return None
+    shared = next((at for at, pair in enumerate(zip(prompt, before, strict=False)) if len({*pair}) > 1), len(prompt))
+    opening = before[shared:].rstrip()
+    if not _last_mark(opening):  # the prompt has opened the thought, or an empty one
+        opening = _last_mark(before) if before == prompt or prompt.rstrip().endswith(closing[0]) else ""
+    if not opening:
+        return None
+    behind = between.strip()[closing.end() :].strip()
+    if not behind:
+        left, right = between.split(closing[0], 1)
+        return Marks(opening.lstrip(), closing[0], gaps=(before[len(before.rstrip()) :], left, right))
+    turn = next((behind[:size] for size in range(len(behind), 0, -1) if prompt.endswith(behind[:size])), "")
+    answer, end = behind.removeprefix(turn), TAG.match(after.strip())
+    return Marks(opening, closing[0], answer, turn=turn, wrap=(answer, end[0]) if end else None)
+
+
+def _last_mark(text: str) -> str:
+    """The mark with which a text ends; "" if there is none."""
+    found = re.search(rf"{TAG.pattern}\s*\Z", text)
+    return found[0].strip() if found else ""
+
+
+_SWITCHES: dict[str, tuple[Any, Any]] = {
+    "enable_thinking": (False, True),
+    "thinking": (False, True),
+    "thinking_budget": (0, -1),
+    "thinking_mode": ("disabled", "enabled"),
+    "reasoning_effort": ("no_think", "high"),
+}
+"""How templates call their switch for thinking, and its values for off and on."""
+
+
+def switch_of(template: str, render: Callable[..., str], *, on: bool, thinks: bool) -> dict[str, Any]:
+    """The option by which a chat template turns thinking on or off; none where its model thinks in any case.
+
+    `render` makes a prompt with the template's options; `thinks`: its marks of thoughts are known.
+
+    Raises:
+        InputError: the template has no such option.
+    """
+    for name, values in _SWITCHES.items():
+        named = all(value in template for value in values if isinstance(value, str))
+        if named and has_option(render, name, values):
+            return {name: values[on]}
+    if on and thinks:
+        return {}
+    raise InputError(f"this model's chat template has no switch that turns thinking {'on' if on else 'off'}").about(
+        "chat_template_kwargs",
+        "reasoning_effort",
+        advice="leave thinking at auto, or name the template's own option: --template-option, template_options={...}",
+    )
+
+
+def has_option(render: Callable[..., str], name: str, values: tuple[Any, Any]) -> bool:
+    """Whether an option changes prompts: a template may use its name for something else."""
+    return len({render(**{name: value}) for value in values}) == 2
