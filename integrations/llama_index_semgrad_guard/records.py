@@ -56,6 +56,9 @@ def to_conversation(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
     Raises:
         InputError: a message that a text model cannot be shown (images, audio), named by number.
     """
+    given: Any = messages
+    if not isinstance(given, list | tuple) or not all(isinstance(one, ChatMessage) for one in cast("list[Any]", given)):
+        raise InputError(f"a prompt is a text (complete) or a list of ChatMessages (chat), not {messages!r:.60}")
     conversation = tuple(_message(message, number) for number, message in enumerate(messages, start=1))
     names = {call.id: call.name for message in conversation for call in message.tool_calls}
     return tuple(

@@ -17,6 +17,7 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from semgrad_guard.calibration.call_options import FIELDS, call_options
+from semgrad_guard.declared import plain
 from semgrad_guard.engine.answers.answer import Evidence, Generation
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.forms import FORM_FIELDS, Tool, ToolAnswer, call_rule, json_rule, one_of
@@ -51,7 +52,7 @@ class AnswerForm:
         Raises:
             InputError: a `tool_choice` that names no tool at hand, or a `response_format` of an unknown type.
         """
-        tools = tuple(cast("Sequence[Tool]", options.get("tools") or ()))
+        tools = tuple(cast("Sequence[Tool]", plain("tools", options.get("tools") or (), tuple[Any, ...])))
         choice, forced = options.get("tool_choice"), tuple[Tool, ...]()
         if choice in ("none", False):
             tools = ()

@@ -28,6 +28,7 @@ from pydantic import (
 from semgrad_guard.adapters.calls import AnswerForm
 from semgrad_guard.declared import declared_options
 from semgrad_guard.declared import naming_faults as naming_faults
+from semgrad_guard.declared import plain as plain
 from semgrad_guard.declared import require_known as require_known
 from semgrad_guard.engine.answers.answer import Evidence, Generation
 from semgrad_guard.engine.answers.options import GenerationOptions

@@ -99,6 +99,16 @@ def test_options_of_a_call(llm: SemGradLLM) -> None:
 def test_what_a_text_model_cannot_read_is_named(llm: SemGradLLM) -> None:
     with pytest.raises(InputError, match="message 1 holds a ImageBlock"):
         llm.chat([ChatMessage(role="user", blocks=[ImageBlock(url="http://example.org/a.png")])])
+    given: Any
+    for given in (None, 5, [None], [{"role": "user", "content": "q"}]):
+        with pytest.raises(InputError, match="a prompt is a text"):
+            llm.complete(given)
+        with pytest.raises(InputError, match="a prompt is a text"):
+            llm.score(given, "text")
+    with pytest.raises(InputError, match="a response must be a text"):
+        llm.score("q", given)
+    with pytest.raises(InputError, match="tools is a list"):
+        llm.chat([ChatMessage("q")], tools=5)
 
 
 class Town(BaseModel):
