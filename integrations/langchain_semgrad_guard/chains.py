@@ -48,7 +48,7 @@ from semgrad_guard.guard import (
     is_escalating,
     is_withheld,
     question_of,
-    sealed,
+    sealing,
 )
 
 _KEPT = 1000
@@ -99,8 +99,8 @@ class Guarded(Runnable[Any, Any]):
 
         return await self._acall_with_config(call, input, config)
 
-    def _work(self, given: Any, config: RunnableConfig, kwargs: dict[str, Any]) -> Work:  # its error holds no draft
-        return Work.of(lambda: self._steps(given, config, kwargs)).replacing(sealed)
+    def _work(self, given: Any, config: RunnableConfig, kwargs: dict[str, Any]) -> Work:
+        return Work.of(lambda: sealing(self._steps(given, config, kwargs)))
 
     def _steps(self, given: Any, config: RunnableConfig, kwargs: dict[str, Any]) -> Steps[Any]:
         """The chain's result, or what stands for it. A message carries the question's record."""

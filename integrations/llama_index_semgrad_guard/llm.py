@@ -45,8 +45,7 @@ from semgrad_guard import (
     Policy,
     Verdict,
 )
-from semgrad_guard.adapters.call_gate import TURN
-from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm, openai_logprobs
+from semgrad_guard.adapters.calls import FORM_OPTIONS, TURN, AnswerForm, openai_logprobs
 from semgrad_guard.adapters.model_fields import LocalModelFields, plain, template_calls_tools
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import (

@@ -29,8 +29,8 @@ from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel, PrivateAttr
 
 from semgrad_guard import METADATA_KEY, Generation, Message, ToolCall, Verdict
-from semgrad_guard.adapters.calls import new_id, short_id, verdict_of_record
-from semgrad_guard.adapters.traces import EvaluationLog
+from semgrad_guard.adapters.calls import new_id, short_id
+from semgrad_guard.adapters.traces import EvaluationLog, verdict_of_record
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Terms
 

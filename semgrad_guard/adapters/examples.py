@@ -32,9 +32,9 @@ from semgrad_guard.grading.candidates import (
 )
 from semgrad_guard.grading.grader import ABSTAINED, Grade, Verdicts, settling
 from semgrad_guard.grading.sheets import HUMAN, SheetAnswer, doubt, labels_for
-from semgrad_guard.guard.calibrated_estimator import as_estimator, named_estimator
-from semgrad_guard.guard.timing import Steps, Work
-from semgrad_guard.guard.verdicts import RecordedScore
+from semgrad_guard.guard.guard import as_estimator, named_estimator
+from semgrad_guard.guard.question import RecordedScore
+from semgrad_guard.guard.steps import Steps, Work
 from semgrad_guard.questions.run_record import Progress, number_of_try
 from semgrad_guard.records import digest_of
 from semgrad_guard.settings import OnCut

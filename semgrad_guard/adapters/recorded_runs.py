@@ -28,10 +28,9 @@ from semgrad_guard.declared import plain
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.grading.candidates import FREE
-from semgrad_guard.guard.cut_answers import without_cut_score
-from semgrad_guard.guard.question import Router, asking
-from semgrad_guard.guard.timing import Steps, Work, adrive, drive
-from semgrad_guard.guard.verdicts import UNSCORED, RecordedDraft, RecordedScore, binding_of, doubt_of, recording
+from semgrad_guard.guard.decision import UNSCORED, binding_of, doubt_of, without_cut_score
+from semgrad_guard.guard.question import RecordedDraft, RecordedScore, Router, asking, recording
+from semgrad_guard.guard.steps import Steps, Work, adrive, drive
 from semgrad_guard.questions.run_record import JobRecord, Progress, unwatched
 from semgrad_guard.records import PromptForm
 from semgrad_guard.settings import OnCut

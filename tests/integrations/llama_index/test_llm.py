@@ -30,7 +30,8 @@ from llama_index_semgrad_guard import SemGradLLM, UncertaintyEvaluator, Uncertai
 from semgrad_guard import LanguageModel, Policy, calibrate
 from semgrad_guard.errors import EmptyResponseError, InputError, LowConfidenceError, UnsupportedToolsError
 from semgrad_guard.estimators import MaxProbability
-from semgrad_guard.guard.verdicts import binding_of, recording
+from semgrad_guard.guard.decision import binding_of
+from semgrad_guard.guard.question import recording
 from tests.engine.chat_templates import template
 from tests.pairwise import in_turn
 from tests.steps import LIMIT, Steps, until, until_stopped
