@@ -23,7 +23,7 @@ from langchain_semgrad_guard import ChatSemGrad
 from semgrad_guard import LanguageModel
 from semgrad_guard.calibration import calibrate
 from semgrad_guard.guard import calibrate_fields, recording
-from semgrad_guard.guard.verdicts import RecordedDraft
+from semgrad_guard.guard.question import RecordedDraft
 from semgrad_guard.metrics import auroc
 
 SEED, DRAWS = 58, 200

@@ -23,8 +23,7 @@ from typing import Any, get_args
 from semgrad_guard.calibration import AnswerSentences, Binding, Calibration, calibrate, calibrate_sentences
 from semgrad_guard.errors import SemGradGuardError
 from semgrad_guard.guard import Policy
-from semgrad_guard.guard.cut_answers import why_unscored
-from semgrad_guard.guard.decision import settle
+from semgrad_guard.guard.decision import settle, why_unscored
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.pocket import CALIBRATION_PATH
 from semgrad_guard.records import PromptForm, SentenceVerdict, Verdict

@@ -136,7 +136,7 @@ def _place(device: str | None) -> str | None:
 
 def load_estimator(name: str | None, policy: Policy | None = None) -> Estimator:
     """The estimator of that name, with its default settings; without a name the calibration's own, or HybridGrad."""
-    from semgrad_guard.guard.calibrated_estimator import estimator_of, named_estimator
+    from semgrad_guard.guard.guard import estimator_of, named_estimator
 
     if name is None:
         return estimator_of(None if policy is None else policy.calibration)

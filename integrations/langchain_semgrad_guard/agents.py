@@ -26,7 +26,7 @@ from langchain_semgrad_guard.messages import get_verdict, stage_verdict
 from langchain_semgrad_guard.router import UncertaintyRouterCallback
 from langchain_semgrad_guard.served import GuardedChatModel
 from semgrad_guard import METADATA_KEY, Calibration, ToolCall, Verdict
-from semgrad_guard.adapters.call_gate import TURN, CallGate, calibrate_calls, scores_of
+from semgrad_guard.adapters.calls import TURN, CallGate, calibrate_calls, scores_of
 from semgrad_guard.adapters.model_fields import require_known
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
 from semgrad_guard.guard import Steps, Work, adrive, drive

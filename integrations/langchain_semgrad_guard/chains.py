@@ -25,7 +25,8 @@ from langchain_semgrad_guard.router import (
     chat_model_in,
     fields_of,
     invoked,
-    is_interrupted,
+    is_halted,
+    is_task,
     only_asking,
     replying,
     require_runnable,
@@ -47,7 +48,7 @@ from semgrad_guard.guard import (
     is_escalating,
     is_withheld,
     question_of,
-    sealed,
+    sealing,
 )
 
 _KEPT = 1000
@@ -98,8 +99,8 @@ class Guarded(Runnable[Any, Any]):
 
         return await self._acall_with_config(call, input, config)
 
-    def _work(self, given: Any, config: RunnableConfig, kwargs: dict[str, Any]) -> Work:  # its error holds no draft
-        return Work.of(lambda: self._steps(given, config, kwargs)).replacing(sealed)
+    def _work(self, given: Any, config: RunnableConfig, kwargs: dict[str, Any]) -> Work:
+        return Work.of(lambda: sealing(self._steps(given, config, kwargs)))
 
     def _steps(self, given: Any, config: RunnableConfig, kwargs: dict[str, Any]) -> Steps[Any]:
         """The chain's result, or what stands for it. A message carries the question's record."""
@@ -109,9 +110,11 @@ class Guarded(Runnable[Any, Any]):
             with only_asking():
                 question = self._resumed(given, config)
                 result = yield invoked(chain, given, config, kwargs)
-            if question.refused is None and (isinstance(result, Paused) or is_interrupted(result)):
+                if not isinstance(result, Paused) and (yield from is_halted(chain, result, config)):
+                    result = Paused(_Interrupted(result))
+            if question.refused is None and isinstance(result, Paused):
                 self._remember(question, config)
-            return Paused(_Interrupted(result)) if is_interrupted(result) else result
+            return result
 
         def ask(_: Any) -> Work:
             if is_escalating(router):
@@ -135,8 +138,7 @@ class Guarded(Runnable[Any, Any]):
         """This run's question, with the verdicts from before the pause where this run resumes one."""
         question, place = cast("Question", question_of(self.router)), _place_of(config)
         earlier = self._paused.pop(place, [])
-        is_task = callable(config.get("configurable", {}).get("__pregel_read"))  # of a graph, and in its own place
-        if is_task or given is None or type(given).__name__ == "Command":
+        if is_task(config) or given is None or type(given).__name__ == "Command":
             question.verdicts += earlier
         return question
 
@@ -379,7 +381,7 @@ class _Runs(Runs):
         """The chain's output."""
         chain, config = self.chain, self.config(given) if callable(self.config) else self._fresh(self.config)
         result = yield Work(lambda: chain.invoke(given, config), lambda: chain.ainvoke(given, config))
-        if is_interrupted(result):
+        if (yield from is_halted(chain.chain if isinstance(chain, Guarded) else chain, result, config)):
             raise InputError("the chain interrupts itself: calibrate a function of the input that also resumes it")
         return result
 

@@ -31,7 +31,7 @@ from langchain_core.decisions import (
 )
 from pydantic import ConfigDict, model_validator
 
-from semgrad_guard.adapters.call_gate import pairs_in
+from semgrad_guard.adapters.calls import pairs_in
 from semgrad_guard.calibration import Binding, Calibration, calibrate, calibrate_runs
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard import Steps, Work, adrive, drive, judged, require_listener

@@ -41,7 +41,8 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel
 
 from semgrad_guard import METADATA_KEY, Generation, Message, ToolCall, Verdict
-from semgrad_guard.adapters.calls import BLOCKS, new_id, reasoning_of, short_id, verdict_of_record
+from semgrad_guard.adapters.calls import BLOCKS, new_id, reasoning_of, short_id
+from semgrad_guard.adapters.traces import verdict_of_record
 from semgrad_guard.errors import InputError, LowConfidenceError
 from semgrad_guard.guard import is_withheld
 

@@ -211,6 +211,20 @@ def is_interrupted(result: Any) -> bool:
     return any(type(mark).__name__ == "Interrupt" or is_interrupted(mark) for mark in cast("list[Any]", marks))
 
 
+def is_halted(chain: Runnable[Any, Any], result: Any, config: RunnableConfig) -> Steps[bool]:
+    """Whether a chain is a graph that has interrupted itself; at a breakpoint its saved state alone tells that."""
+    graph = layers(chain)[-1]
+    if is_interrupted(result) or is_task(config) or not getattr(graph, "checkpointer", None):
+        return is_interrupted(result)
+    state = yield Work(lambda: graph.get_state(config), lambda: graph.aget_state(config))
+    return bool(state.next)
+
+
+def is_task(config: RunnableConfig) -> bool:
+    """Whether a run is a task of a graph, and in its own place."""
+    return callable(config.get("configurable", {}).get("__pregel_read"))
+
+
 def reply_of(answer: Any) -> Reply[AIMessage]:
     """A target's answer as a reply: a message, with its own record if it has one.
 

@@ -77,7 +77,9 @@ class GuardedChatModel(Deciding):
 
     model: Annotated[Any, SkipValidation]
     scorer: Annotated[LanguageModel | None, SkipValidation] = None
-    estimator: Annotated[Estimator | None, SkipValidation, BeforeValidator(lambda e: e and as_estimator(e))] = None
+    estimator: Annotated[
+        Estimator | None, SkipValidation, BeforeValidator(lambda given: None if given is None else as_estimator(given))
+    ] = None
     by: JudgedBy | None = None
     on_doubt: OnDoubt | None = None
     carry: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ from semgrad_guard.adapters.examples import AnyGrader, RunOptions, calibrated
 from semgrad_guard.adapters.recorded_runs import Runs
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Outcome, Steps, Work, adrive, answered, drive
+from semgrad_guard.guard import Outcome, Steps, Work, adrive, answered, drive, sealing
 from semgrad_guard.records import digest_of
 
 QUESTION_KEY = "question"
@@ -131,10 +131,10 @@ class GuardedQueryEngine(BaseQueryEngine):
         return self.engine.retrieve(query_bundle)
 
     def _query(self, query_bundle: QueryBundle) -> Any:
-        return drive(self._steps(query_bundle))
+        return drive(sealing(self._steps(query_bundle)))
 
     async def _aquery(self, query_bundle: QueryBundle) -> Any:
-        return await adrive(self._steps(query_bundle))
+        return await adrive(sealing(self._steps(query_bundle)))
 
     def _steps(self, bundle: QueryBundle) -> Steps[Any]:
         run = Work(lambda: self.engine.query(bundle), lambda: self.engine.aquery(bundle))
@@ -155,11 +155,11 @@ class GuardedChatEngine(BaseChatEngine):
 
     def chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
         """Ask a question."""
-        return drive(self._steps(message, chat_history))
+        return drive(sealing(self._steps(message, chat_history)))
 
     async def achat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
         """Ask a question, on the event loop."""
-        return await adrive(self._steps(message, chat_history))
+        return await adrive(sealing(self._steps(message, chat_history)))
 
     def stream_chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
         """As `chat`; the answer can be read as a stream, and comes in one piece."""

@@ -45,9 +45,8 @@ from semgrad_guard import (
     Policy,
     Verdict,
 )
-from semgrad_guard.adapters.call_gate import TURN
-from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm, openai_logprobs
-from semgrad_guard.adapters.model_fields import LocalModelFields, template_calls_tools
+from semgrad_guard.adapters.calls import FORM_OPTIONS, TURN, AnswerForm, openai_logprobs
+from semgrad_guard.adapters.model_fields import LocalModelFields, plain, template_calls_tools
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import (
     Draft,
@@ -184,6 +183,7 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
             PromptTooLongError: prompt and text do not fit the context window.
         """
         conversation = prompt if isinstance(prompt, str) else to_conversation(prompt)
+        response = plain("a response", response, str)
         if not isinstance(conversation, str) and calls_tools(conversation):
             _ = self.language_model.tool_format  # a template without tools would leave the calls out
         return self._assessed(self.language_model.evidence(conversation, response), self._policy)

@@ -29,8 +29,8 @@ from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel, PrivateAttr
 
 from semgrad_guard import METADATA_KEY, Generation, Message, ToolCall, Verdict
-from semgrad_guard.adapters.calls import new_id, short_id, verdict_of_record
-from semgrad_guard.adapters.traces import EvaluationLog
+from semgrad_guard.adapters.calls import new_id, short_id
+from semgrad_guard.adapters.traces import EvaluationLog, verdict_of_record
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Terms
 
@@ -56,6 +56,9 @@ def to_conversation(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
     Raises:
         InputError: a message that a text model cannot be shown (images, audio), named by number.
     """
+    given: Any = messages
+    if not isinstance(given, list | tuple) or not all(isinstance(one, ChatMessage) for one in cast("list[Any]", given)):
+        raise InputError(f"a prompt is a text (complete) or a list of ChatMessages (chat), not {messages!r:.60}")
     conversation = tuple(_message(message, number) for number, message in enumerate(messages, start=1))
     names = {call.id: call.name for message in conversation for call in message.tool_calls}
     return tuple(

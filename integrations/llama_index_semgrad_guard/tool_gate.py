@@ -15,7 +15,7 @@ from llama_index.core.tools import AsyncBaseTool, BaseTool, FunctionTool, ToolOu
 
 from llama_index_semgrad_guard.records import decided_of
 from semgrad_guard import Calibration, ToolCall, Verdict
-from semgrad_guard.adapters.call_gate import TURN, CallGate, Turn, Written, calibrate_calls, score_of
+from semgrad_guard.adapters.calls import TURN, CallGate, Turn, Written, calibrate_calls, score_of
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
 from semgrad_guard.guard import Steps, Work, adrive, drive
 

@@ -15,7 +15,7 @@ from semgrad_guard.adapters.recorded_runs import AnsweredExample, Runs, collecte
 from semgrad_guard.calibration import Binding, Calibration
 from semgrad_guard.calibration.binding import QUESTIONS
 from semgrad_guard.calibration.calibration_set import Copies, read_rate
-from semgrad_guard.declared import declared, require_known
+from semgrad_guard.declared import declared, plain, require_known
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.estimators import NEEDS_LABELS, Estimator
 from semgrad_guard.estimators.learned import FusedStates
@@ -32,9 +32,9 @@ from semgrad_guard.grading.candidates import (
 )
 from semgrad_guard.grading.grader import ABSTAINED, Grade, Verdicts, settling
 from semgrad_guard.grading.sheets import HUMAN, SheetAnswer, doubt, labels_for
-from semgrad_guard.guard.calibrated_estimator import as_estimator, named_estimator
-from semgrad_guard.guard.timing import Steps, Work
-from semgrad_guard.guard.verdicts import RecordedScore
+from semgrad_guard.guard.guard import as_estimator, named_estimator
+from semgrad_guard.guard.question import RecordedScore
+from semgrad_guard.guard.steps import Steps, Work
 from semgrad_guard.questions.run_record import Progress, number_of_try
 from semgrad_guard.records import digest_of
 from semgrad_guard.settings import OnCut
@@ -97,9 +97,9 @@ class ExampleCalibration:
     ) -> None:
         require_known("calibrating on examples", options, ExampleOptions.__annotations__)
         self._rates = {"alpha": read_rate(alpha, "alpha"), "delta": read_rate(delta, "delta")}
-        self._upstream: str | None = options.pop("upstream", None)
-        given: str | Path | None = options.pop("labels", None)
-        self._labels = None if given is None else Path(given)
+        upstream = options.pop("upstream", None)
+        self._upstream: str | None = None if upstream is None else plain("upstream", upstream, str)
+        self._labels = _path("labels", options.pop("labels", None))
         self._estimator = _chosen(options.pop("estimator", None))
         self._is_fitted_here = isinstance(self._estimator, FusedStates) and self._estimator.weights is None
         self._on_cut: OnCut = options.pop("on_cut", "unscored")
@@ -248,11 +248,22 @@ def calibrated(
 ) -> Steps[Calibration]:
     """Run a chain or an engine on examples, and calibrate on its questions."""
     job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, **options)
-    path = None if record is None else Path(record)
+    path = _path("record", record)
     answered = yield from collected(
         job.examples, runs, needed=job.needed, record=path, max_concurrency=max_concurrency, progress=progress
     )
     return (yield Work(lambda: job(answered, record=path)))
+
+
+def _path(option: str, given: Any) -> Path | None:
+    """The path of an option.
+
+    Raises:
+        InputError: it is no path.
+    """
+    if given is None or isinstance(given, str | Path):
+        return None if given is None else Path(given)
+    raise InputError(f"{option} is the path of a file, not {given!r:.60}")
 
 
 def _chosen(request: Any) -> Any:

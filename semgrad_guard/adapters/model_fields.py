@@ -28,6 +28,7 @@ from pydantic import (
 from semgrad_guard.adapters.calls import AnswerForm
 from semgrad_guard.declared import declared_options
 from semgrad_guard.declared import naming_faults as naming_faults
+from semgrad_guard.declared import plain as plain
 from semgrad_guard.declared import require_known as require_known
 from semgrad_guard.engine.answers.answer import Evidence, Generation
 from semgrad_guard.engine.answers.options import GenerationOptions
@@ -37,12 +38,12 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.forms import known_form
 from semgrad_guard.errors import InputError, ModelNotFoundError
 from semgrad_guard.estimators import Estimator, HybridGrad
-from semgrad_guard.guard.answering import Answerer
-from semgrad_guard.guard.calibrated_estimator import as_estimator, estimator_of
+from semgrad_guard.guard.answering import Answerer, answer_steps
+from semgrad_guard.guard.decision import unscored
 from semgrad_guard.guard.flow import Draft
+from semgrad_guard.guard.guard import as_estimator, estimator_of
 from semgrad_guard.guard.policy import Policy, Terms, judged_by
-from semgrad_guard.guard.streams import StreamSteps, answer_steps
-from semgrad_guard.guard.verdicts import unscored
+from semgrad_guard.guard.steps import StreamSteps
 from semgrad_guard.named import folder_of, reading_prompt
 from semgrad_guard.records import Conversation, Verdict
 from semgrad_guard.settings import (

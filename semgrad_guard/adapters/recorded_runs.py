@@ -24,13 +24,13 @@ from typing import Any, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from semgrad_guard.calibration import Binding
+from semgrad_guard.declared import plain
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.grading.candidates import FREE
-from semgrad_guard.guard.cut_answers import without_cut_score
-from semgrad_guard.guard.question import Router, asking
-from semgrad_guard.guard.timing import Steps, Work, adrive, drive
-from semgrad_guard.guard.verdicts import UNSCORED, RecordedDraft, RecordedScore, binding_of, doubt_of, recording
+from semgrad_guard.guard.decision import UNSCORED, binding_of, doubt_of, without_cut_score
+from semgrad_guard.guard.question import RecordedDraft, RecordedScore, Router, asking, recording
+from semgrad_guard.guard.steps import Steps, Work, adrive, drive
 from semgrad_guard.questions.run_record import JobRecord, Progress, unwatched
 from semgrad_guard.records import PromptForm
 from semgrad_guard.settings import OnCut
@@ -103,7 +103,7 @@ class Runs(ABC):
             unscored = [one.verdict.reason for one in recorder.drafts if one.verdict.status == "unscored"]
             if unscored:
                 raise CalibrationError(f"The answer has no score to calibrate: {unscored[0]}. Leave it out.")
-            return self.output(made), recorder.drafts
+            return plain("the output of a chain", self.output(made), str), recorder.drafts
         except Exception as error:  # noqa: BLE001 - raised by `collected`, with its example
             return error
 
@@ -177,6 +177,8 @@ def collected(
     """
     if not isinstance(cast("object", max_concurrency), int) or max_concurrency < 1:
         raise InputError(f"max_concurrency is a number, at least 1, not {max_concurrency!r:.60}")
+    if not (isinstance(cast("object", progress), bool) or callable(progress)):
+        raise InputError(f"progress is True, False or a function of (done, in all), not {progress!r:.60}")
     report: Progress = _line if progress is True else progress or unwatched
     recorded = tuple({estimator.name: estimator for estimator in (*FREE, *needed)}.values())
     names = [estimator.name for estimator in needed]

@@ -1,4 +1,4 @@
-"""Verdicts in traces: OpenTelemetry's spans and events, and scores in Phoenix, MLflow and Langfuse.
+"""Verdicts in metadata and in traces: OpenTelemetry's spans and events, scores in Phoenix, MLflow and Langfuse.
 
     phoenix.spans.add_span_annotation(span_id=span_id, **phoenix_annotation(record))
     mlflow.log_feedback(trace_id=trace_id, **mlflow_feedback(record))
@@ -11,11 +11,14 @@ The functions make the arguments of those packages' own clients, none of which i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from semgrad_guard.errors import ScoringError, require_installed
-from semgrad_guard.records import trace_fields
+from pydantic import ValidationError
+
+from semgrad_guard.errors import InputError, ScoringError, require_installed
+from semgrad_guard.guard.decision import unscored
+from semgrad_guard.records import METADATA_KEY, SCHEMA, ToolCall, Verdict, digest_of, trace_fields
 
 if TYPE_CHECKING:  # it needs the extra `tracing`
     from opentelemetry._logs import LoggerProvider
@@ -24,6 +27,40 @@ if TYPE_CHECKING:  # it needs the extra `tracing`
 NAME = "uncertainty"
 EVENT = "gen_ai.evaluation.result"
 """The event's name in OpenTelemetry's semantic conventions for generative AI."""
+
+
+def verdict_of_record(record: Any, text: str, calls: Sequence[ToolCall] = (), *, whole: bool = True) -> Verdict:
+    """The verdict that `Verdict.metadata()` was made from; `text` is the delivered text, which the record leaves out.
+
+    A record that was made for another text does not count: the answer is then unscored. One that was made for other
+    `calls` promises nothing. Where `whole` is False, they are those of a piece of a stream, whose last one carries the
+    record of all of it.
+
+    Raises:
+        InputError: it is of another schema, or damaged.
+    """
+    try:
+        verdict = Verdict.model_validate(_with_text(record, text))
+    except (ValidationError, TypeError, ValueError, KeyError) as error:
+        raise InputError(
+            f"the {METADATA_KEY!r} metadata cannot be read ({error}); was it written by another version?"
+        ) from error
+    if not whole:
+        return verdict
+    if record.get("digest", digest_of(text)) == digest_of(text):
+        own = sorted(call.digest for call in verdict.delivered.calls)
+        return verdict if own == sorted(call.digest for call in calls) else verdict.revised(promised=False)
+    return unscored(text, reason="the record that came with it was made for another text", model=verdict.details.model)
+
+
+def _with_text(record: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """A record with the text that `Verdict.metadata()` left out."""
+    fields = dict(record)
+    if fields["schema"] != SCHEMA:
+        raise ValueError(f"it has the schema {fields['schema']!r}, and this version reads {SCHEMA}")
+    if fields.get("escalated") is not None:
+        fields["escalated"] = _with_text(fields["escalated"], text)
+    return {**fields, "text": text}
 
 
 class EvaluationLog:

@@ -93,8 +93,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     questions = _read(data, column, alpha=alpha, delta=delta, copies=copies)
     from semgrad_guard.cli.runs import Run, estimators_for  # torch loads here, when the files are known
     from semgrad_guard.engine.answers.options import GenerationOptions
-    from semgrad_guard.guard.calibrated_estimator import require_by_sentence
-    from semgrad_guard.guard.policy import judged_by
+    from semgrad_guard.guard import judged_by, require_by_sentence
 
     if copies is None and questions.duplicates:
         copies = _chosen(questions)
@@ -262,8 +261,7 @@ def writer_for(
         InputError: it is bound to nothing.
     """
     from semgrad_guard.cli.drafting import ModelWriter, ServerWriter
-    from semgrad_guard.guard import estimator_of
-    from semgrad_guard.guard.reported import ReportedScorer
+    from semgrad_guard.guard import ReportedScorer, estimator_of
 
     bound = policy.binding
     if bound is None:

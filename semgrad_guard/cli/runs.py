@@ -41,8 +41,7 @@ from semgrad_guard.grading.candidates import (
 from semgrad_guard.grading.grader import ABSTAINED, Grade, Verdicts
 from semgrad_guard.grading.learning_set import LearningSet
 from semgrad_guard.grading.sheets import GRADES, HUMAN, SheetAnswer, extend_sheet, grade, labels_for, with_references
-from semgrad_guard.guard.calibrated_estimator import require_by_sentence
-from semgrad_guard.guard.reported import ReportedScorer
+from semgrad_guard.guard import ReportedScorer, require_by_sentence
 from semgrad_guard.loading import ModelSource, load_estimator
 from semgrad_guard.metrics import aurc, auroc
 from semgrad_guard.paper.experiment import Experiment, SampledQuestions, semgrad_ablations

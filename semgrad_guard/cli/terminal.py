@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from semgrad_guard.guard.cut_answers import FIRST_SENTENCE, LATER
 from semgrad_guard.questions.run_record import Answer
 
 _NAMES = ("SIGTERM", "SIGHUP")
@@ -136,6 +135,8 @@ def say_problems(problems: Sequence[object], *, shown: int = PROBLEMS_SHOWN) -> 
 
 def say_unscored(answers: Sequence[Answer]) -> None:
     """Which answers of a run nothing could be measured of, and why: the first few, and how many there are."""
+    from semgrad_guard.guard.decision import FIRST_SENTENCE, LATER  # numpy comes with it
+
     found = [(answer, answer.unscored) for answer in answers if answer.unscored not in (None, FIRST_SENTENCE, LATER)]
     say_problems([f"{a.id or a.question[:60]!r} has no score: {reason}." for a, reason in found], shown=5)
 

@@ -5,7 +5,9 @@ Nothing is decided about them here.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -18,7 +20,7 @@ from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
 from semgrad_guard.engine.answers.running import Request
 from semgrad_guard.engine.answers.sentence_evidence import EndedSentences, parts_of, sentences_of
 from semgrad_guard.engine.answers.writing import Piece
-from semgrad_guard.engine.interruption import Ticket, outcomes
+from semgrad_guard.engine.interruption import Pieces, Ticket, current_stop, outcomes, waited
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.forms import ToolAnswer, shown_text
 from semgrad_guard.engine.scores.tape import OUT_OF_MEMORY, give_back_memory, is_out_of_memory
@@ -26,13 +28,12 @@ from semgrad_guard.engine.text_units import Span
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.samples import AskingEstimator
-from semgrad_guard.guard.calibrated_estimator import require_by_sentence
-from semgrad_guard.guard.flow import Draft
+from semgrad_guard.guard.decision import unscored
+from semgrad_guard.guard.flow import Draft, EarlySentences
 from semgrad_guard.guard.parts import OTHER_TOKENS, WITH_CALLS, Structure, calls_in_text, scored_parts, scored_sentences
 from semgrad_guard.guard.policy import Terms
-from semgrad_guard.guard.streams import EarlySentences, StreamSteps, answer_steps
-from semgrad_guard.guard.timing import Work, awaited_all
-from semgrad_guard.guard.verdicts import RecordedScore, current_recorder, unscored
+from semgrad_guard.guard.question import RecordedScore, current_recorder
+from semgrad_guard.guard.steps import R, StreamSteps, Work, ain_time, awaited_all
 from semgrad_guard.records import Conversation, Score, SentenceVerdict, Status, ToolCall, Verdict, digest_of
 from semgrad_guard.settings import OnDoubt
 
@@ -339,6 +340,19 @@ class Answerer:
         return unscored(text, reason=reason, **self._facts(template_options))
 
 
+def require_by_sentence(estimator: Estimator) -> None:
+    """Refuse an estimator that compares whole answers.
+
+    Raises:
+        InputError: it draws further answers, or asks the model about this one.
+    """
+    if isinstance(estimator, AskingEstimator):
+        raise InputError(
+            f'{estimator.name} compares whole answers; by="sentence" needs an estimator of one replay, or of the '
+            "likelihoods, e.g. HybridGrad()"
+        )
+
+
 def template_name(model: LanguageModel, name: str, template_options: Mapping[str, Any] | None = None) -> str:
     """A prompt form's full name: the caller's name for it, and the fingerprint of the chat template and its options."""
     return f"{name}@{model.template_fingerprint(template_options) if template_options else model.identity.template}"
@@ -398,3 +412,30 @@ def _has_tools(template_options: TemplateOptions | None) -> bool:
 def _shown(value: object) -> str:
     """A value in a message: short, and with its type where that says more."""
     return repr(value) if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"
+
+
+def answer_steps(submit: Callable[[Callable[[Piece], None]], Ticket[R]]) -> StreamSteps[Piece, R]:
+    """The steps of an answer that a model of ours writes; the value is the result of its request.
+
+    `submit` has it written, and the given listener gets the pieces. The worker holds the pieces and not these steps,
+    so that an answer without a reader ends.
+    """
+    pieces, begun = Pieces[Piece](), list[Ticket[R]]()
+
+    def begin() -> Ticket[R]:
+        begun.append(submit(pieces.put))
+        begun[0].add_done_callback(lambda _: pieces.end())
+        return begun[0]
+
+    try:
+        request: Ticket[R] = yield Work(begin)
+        while (some := (yield _waiting(pieces.next()))) is not None:
+            yield from some
+        return (yield _waiting(request))
+    finally:
+        for ticket in begun:
+            ticket.cancel()
+
+
+def _waiting(future: Future[Any]) -> Work:
+    return Work(lambda: waited(future, current_stop()), lambda: ain_time(asyncio.wrap_future(future)))

@@ -1,52 +1,185 @@
 """The decision about a scored draft: its action, by how it compares with the calibration, and what happens to it.
 
-`decide` makes the action, `settle` what happens to the draft. Nothing else decides.
+`decide` makes the action, `settle` what happens to the draft: it is delivered, withheld, or replaced by a target's
+answer. Nothing else decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import json
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
-from semgrad_guard.calibration.binding import FIELDS
+from semgrad_guard.calibration.binding import FIELDS, Binding
 from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.call_options import unlike_calls
 from semgrad_guard.calibration.sentence_gates import compared_scores, depending_on
-from semgrad_guard.guard.cut_answers import without_cut_score
-from semgrad_guard.guard.parts import decided_fields, without_values
+from semgrad_guard.engine.text_units import Path, Span, fields_of, is_unfinished, sentences
 from semgrad_guard.guard.policy import Policy, Terms
-from semgrad_guard.guard.verdicts import (
-    UNSCORED,
-    Settlement,
-    binding_of,
-    is_withheld,
-    says_nothing,
-    with_promise,
+from semgrad_guard.records import (
+    OWN_CODE,
+    Action,
+    FieldVerdict,
+    PromptForm,
+    SentenceVerdict,
+    ToolCall,
+    Verdict,
+    VerdictDetails,
+    digest_of,
+    is_blank,
 )
-from semgrad_guard.records import OWN_CODE, Action, PromptForm, SentenceVerdict, Verdict, digest_of
-from semgrad_guard.settings import OnDoubt
+from semgrad_guard.settings import OnCut, OnDoubt
+
+# Verdicts: undecided, and with what goes out.
+
+UNSCORED = "none"
+"""The estimator of an answer without a score."""
+
+
+def unscored(text: str, *, reason: str, model: str = "unknown", estimator: str = UNSCORED, **facts: Any) -> Verdict:
+    """The undecided verdict on an answer that cannot be scored; `facts` are further fields (settings, ...)."""
+    return Verdict.of(
+        status="unscored", action="answer", text=text, estimator=estimator, model=model, reason=reason, **facts
+    )
+
+
+def external(text: str, *, tool_calls: tuple[ToolCall, ...] = (), estimator: str = UNSCORED, **facts: Any) -> Verdict:
+    """The verdict on the answer of a target that carries no score; `facts` are further fields."""
+    return unscored(
+        text,
+        reason="the escalation target cannot be scored; its answer is outside any promise",
+        model="external",
+        estimator=estimator,
+        tool_calls=tool_calls,
+        **facts,
+    )
+
+
+def binding_of(verdict: Verdict) -> Binding:
+    """The binding in an answer's own record."""
+    details = verdict.details
+    return Binding(
+        model=details.model,
+        revision=details.revision,
+        fingerprint=details.fingerprint,
+        estimator=verdict.estimator,
+        settings=details.settings,
+        prompt_template=details.prompt_template,
+        on_cut="unscored",
+        options=details.options,
+    )
+
+
+def says_nothing(draft: Verdict) -> bool:
+    """Whether an answer has neither text nor calls: it ended at once, or it was a call that cannot be read."""
+    return is_blank(draft.text) and not draft.tool_calls
+
+
+_DECIDED = frozenset(
+    {"threshold", "confidence", "promised", "enforced", "draft", "decision_id", "calibration_id", "alpha"}
+    | {"requested_alpha", "upstream", "familiar", "unfamiliar", "escalated_from"}
+)
+"""The fields that a decision writes."""
+
+
+def undecided(verdict: Verdict) -> Verdict:
+    """A verdict without the fields of an earlier decision (an annotated answer may come back from a cache)."""
+    known = {**VerdictDetails.model_fields, **Verdict.model_fields}
+    changes: dict[str, Any] = {name: known[name].default for name in _DECIDED}
+    changes |= {"action": "answer", "reason": None if verdict.status == "scored" else verdict.reason}
+    nothing = {"action": "deliver", "compared": None, "confidence": None, "promised": False}
+    delivered = [number for number, sentence in enumerate(verdict.sentences) if sentence.end > sentence.start]
+    places: dict[int | None, int] = {number: place for place, number in enumerate(delivered)}
+    kept = [verdict.sentences[number] for number in delivered]
+    changes["sentences"] = tuple(
+        one.model_copy(update={**nothing, "leans_on": places.get(one.leans_on)}) for one in kept
+    )
+    return verdict.revised(**changes)
+
+
+def is_withheld(verdict: Verdict) -> bool:
+    """Whether the answer of this stage, or of the last one that it was handed on to, was kept back."""
+    while verdict.escalated is not None:
+        verdict = verdict.escalated
+    return verdict.action == "abstain" and verdict.details.enforced
+
+
+def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
+    """The verdict with a target's answer in place of its own; a plain string is passed on unscored."""
+    if isinstance(answer, str):
+        answer = external(answer, estimator=decided.estimator)
+    own: dict[str, Any] = {"reasoning": answer.details.reasoning, "tool_calls": answer.tool_calls}
+    return with_promise(withheld(decided, text=answer.text, action="escalate", escalated=answer, **own))
+
+
+def withheld(decided: Verdict, **instead: Any) -> Verdict:
+    """The verdict on a draft that is withheld, the answer and all that tells of its parts; `instead` are its fields."""
+    nowhere = {"start": 0, "end": 0, "promised": False}
+    sentences = tuple(
+        one.model_copy(update={**nowhere, "action": "stop" if one.action == "deliver" else one.action})
+        for one in decided.sentences
+    )
+    nothing: dict[str, Any] = {"reasoning": None, "tool_calls": (), "calls": (), "fields": ()}
+    return decided.revised(**{**nothing, "draft": decided.text or decided.draft, "sentences": sentences, **instead})
+
+
+def with_promise(verdict: Verdict) -> Verdict:
+    """The verdict with its promise: that of all stages, whichever wrote the text.
+
+    A calibration made after another stage promises something only after that one.
+    """
+    return verdict.revised(promised=verdict.details.upstream is None and _keeps(verdict))
+
+
+def _keeps(verdict: Verdict) -> bool:
+    """Whether a stage lets the delivered text through, or hands its question on to one that was calibrated for that."""
+    if not verdict.details.familiar:  # the target expects familiar questions, too
+        return False
+    if verdict.escalated is not None:
+        return verdict.escalated.details.upstream == verdict.details.calibration_id and _keeps(verdict.escalated)
+    if verdict.sentences:
+        delivered = [sentence.promised for sentence in verdict.sentences if sentence.action == "deliver"]
+        return verdict.action == "answer" and bool(delivered) and all(delivered)
+    if verdict.uncertainty is None or verdict.threshold is None:
+        return False
+    return verdict.action == "answer" and verdict.uncertainty <= verdict.threshold
+
+
+class Scored(Protocol):
+    """A verdict on an answer or on a part of it, or a score on record."""
+
+    @property
+    def uncertainty(self) -> float | None:
+        """None where there is none."""
+        ...
+
+
+def doubt_of(scored: Scored) -> float:
+    """Its uncertainty, to find the least certain of several by: one without a score is less certain than any other."""
+    return math.inf if scored.uncertainty is None else scored.uncertainty
+
+
+# The decision.
 
 _ESTIMATED = "min_confidence decides by an estimate, which promises nothing"
 _OWN_CODE = "the model runs code that cannot be compared with that of the calibration (a hook, a replaced method)"
 _OTHER_PROMPT = "the answer was given to another prompt (it comes from a cache, say)"
 
 
-def unlike(draft: Verdict, calibration: Calibration | None, prompt: PromptForm | None) -> tuple[str, ...]:
-    """The differences from the calibration, in words; empty without one: of the prompt, of the place where the answer
-    ends (see `Binding.cut_elsewhere`), and of a call to another server (see `unlike_calls`)."""
-    if calibration is None:
-        return ()
-    details, bound = draft.details, calibration.binding
-    written: Any = {"tokens": details.scored_tokens, "text": draft.text}
-    found = list(calibration.unfamiliar(prompt))
-    if bound is not None and (elsewhere := bound.cut_elsewhere(details.cut, **written)) is not None:
-        found.append(elsewhere)
-    found += unlike_calls(details.options, bound, **written)
-    if details.prompt is not None and prompt is not None and details.prompt != digest_of(prompt.text):
-        found.append(_OTHER_PROMPT)
-    if OWN_CODE in (details.fingerprint or ""):
-        found.append(_OWN_CODE)
-    return tuple(found)
+@dataclass(frozen=True)
+class Settlement:
+    """What happens to a draft.
+
+    "deliver": it goes out; of a part of it, `ranges` are those of its sentences in the draft. Where the mode does not
+    withhold, its verdict is advice (`enforced` is False). Else nothing of it goes out: "escalate": the target answers;
+    "abstain": the abstain message; "raise": a `LowConfidenceError`.
+    """
+
+    kind: Literal["deliver", "escalate", "abstain", "raise"]
+    verdict: Verdict
+    ranges: tuple[tuple[int, int], ...] = ()
 
 
 def settle(
@@ -156,7 +289,60 @@ def _withheld(draft: Verdict, policy: Policy) -> str:
     return "its uncertainty is above the threshold"
 
 
-# By sentence: one is let through where its score, and those of all that it depends on, are.
+def unlike(draft: Verdict, calibration: Calibration | None, prompt: PromptForm | None) -> tuple[str, ...]:
+    """The differences from the calibration, in words; empty without one: of the prompt, of the place where the answer
+    ends (see `Binding.cut_elsewhere`), and of a call to another server (see `unlike_calls`)."""
+    if calibration is None:
+        return ()
+    details, bound = draft.details, calibration.binding
+    written: Any = {"tokens": details.scored_tokens, "text": draft.text}
+    found = list(calibration.unfamiliar(prompt))
+    if bound is not None and (elsewhere := bound.cut_elsewhere(details.cut, **written)) is not None:
+        found.append(elsewhere)
+    found += unlike_calls(details.options, bound, **written)
+    if details.prompt is not None and prompt is not None and details.prompt != digest_of(prompt.text):
+        found.append(_OTHER_PROMPT)
+    if OWN_CODE in (details.fingerprint or ""):
+        found.append(_OWN_CODE)
+    return tuple(found)
+
+
+# Answers that a limit cut off (`max_tokens`): which of them have a score.
+#
+# One that ends within its first sentence is seldom right, and often looks sure: copied passages, beginnings. So it
+# has no score, by default; with "abstain" no answer that was cut off has one. Which rule holds is decided before labels
+# are seen, and bound to the calibration (`Binding.on_cut`): one that was made before these rules scored all of them
+# ("score"), and still does. By sentence, the sentence that was cut off is the one without a score.
+
+FIRST_SENTENCE = "a limit (max_tokens) cut it off within its first sentence"
+LATER = 'a limit (max_tokens) cut it off, and on_cut is "abstain"'
+
+
+def why_unscored(text: str, on_cut: OnCut, *, by_sentence: bool = False) -> str | None:
+    """Why an answer that a limit cut off has no score, or by sentence the last of its sentences; None where it has."""
+    unfinished = is_unfinished(text)
+    if on_cut == "score" or (by_sentence and not unfinished):
+        return None
+    if unfinished and len(sentences(text)) == 1:
+        return FIRST_SENTENCE
+    return LATER if on_cut == "abstain" else None
+
+
+def without_cut_score(draft: Verdict, on_cut: OnCut) -> Verdict:
+    """The undecided draft; unscored where a limit cut it off, and the rule says so.
+
+    Tool calls and values of a structure are whole or not there, so these drafts keep their scores.
+    """
+    details = draft.details
+    if not isinstance(details.cut, int) or draft.status != "scored" or draft.tool_calls or details.fields:
+        return draft
+    if (why := why_unscored(draft.text, on_cut, by_sentence=bool(draft.sentences))) is None:
+        return draft
+    changes = {"status": "unscored", "uncertainty": None, "reason": why}
+    if not draft.sentences:
+        return draft.revised(**changes)
+    last = draft.sentences[-1].model_copy(update={"uncertainty": None, "reason": why})
+    return draft.revised(**changes, sentences=(*draft.sentences[:-1], last))
 
 
 def decided_sentences(
@@ -212,3 +398,65 @@ def with_delivered(draft: Verdict, *, closing_line: str) -> Verdict:
         "reason": f"{withheld} of {len(kept)} sentences are not let through",
     }
     return draft.revised(**changes)
+
+
+# By value of a structure: null takes the place of one that is not let through.
+
+
+def decided_fields(
+    fields: Sequence[FieldVerdict],
+    lets_through: Callable[[float | None], bool],
+    confidence: Callable[[float | None], float | None],
+) -> tuple[tuple[FieldVerdict, ...], float | None]:
+    """The values with the decision about each, and the uncertainty by which the answer is judged.
+
+    That is the greatest of the values that go out, where null may replace every other; else the greatest of those
+    that may not be missing. None without a value.
+    """
+    decided = tuple(
+        one.model_copy(
+            update={
+                "action": "deliver" if lets_through(one.uncertainty) else "null",
+                "confidence": confidence(one.uncertainty),
+            }
+        )
+        for one in fields
+    )
+    held = [one for one in decided if one.action == "null"]
+    owed = [one for one in held if not one.nullable] or (held if len(held) == len(decided) else [])
+    judged = owed or [one for one in decided if one.action == "deliver"]
+    return decided, max(judged, key=doubt_of).uncertainty if judged else None
+
+
+def without_values(verdict: Verdict) -> Verdict:
+    """The verdict on a structured answer with null in the place of each value that is withheld.
+
+    A text around the values may tell them, and does not go out.
+    """
+    held = {one.path for one in verdict.fields if one.action == "null"}
+    if verdict.tool_calls:
+        (call,) = verdict.tool_calls
+        found = json.loads(_nulled(json.dumps(dict(call.arguments)), 0, held))
+        return verdict.revised(text="", tool_calls=(replace(call, arguments=found),), draft=None)
+    _, (begin, end) = json_in(verdict.text)
+    return verdict.revised(text=_nulled(verdict.text[begin:end], 0, held))
+
+
+def _nulled(text: str, at: int, held: Collection[Path]) -> str:
+    for one in reversed(fields_of(text, at)):
+        if one.path in held:
+            quotes = isinstance(one.value, str) and one.end - one.start > 0 and text[one.start - 1 : one.start] == '"'
+            text = f"{text[: one.start - quotes]}null{text[one.end + quotes :]}"
+    return text
+
+
+def json_start(text: str) -> int:
+    """Where an answer's JSON begins: at its first bracket, or nowhere."""
+    return min((text.find(mark) for mark in "{[" if mark in text), default=len(text))
+
+
+def json_in(text: str) -> tuple[Any, Span]:
+    """The JSON of an answer that has fields, and its place."""
+    begin = json_start(text)
+    found, end = json.JSONDecoder().raw_decode(text, begin)
+    return found, (begin, end)

@@ -1,8 +1,7 @@
 """The flow, once: draft, settle, escalate, settle again, record; as steps for calls and for coroutines.
 
 A frontend (a framework, the command line, a server) gives the drafts and calls the target; the decision about delivery
-is made here. The frontend's own objects (messages, responses) travel next to the records as `answer`. Streams are in
-`streams.py`.
+is made here. The frontend's own objects (messages, responses) travel next to the records as `answer`.
 
 Why: docs/decisions.md#0084
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -20,25 +19,27 @@ from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.errors import (
     AnswerFailedError,
+    AnswerInterruptedError,
     DeadlineExceededError,
     InputError,
     LowConfidenceError,
     SemGradGuardError,
     UpstreamError,
 )
-from semgrad_guard.guard.decision import decide, settle, watched_score
-from semgrad_guard.guard.policy import Terms
-from semgrad_guard.guard.question import Question, Router, asking
-from semgrad_guard.guard.timing import Steps, Work, cancelling, sealed
-from semgrad_guard.guard.verdicts import (
+from semgrad_guard.guard.decision import (
     Settlement,
-    abstained,
-    current_recorder,
+    decide,
     escalated,
     says_nothing,
+    settle,
     unscored,
+    watched_score,
+    withheld,
 )
-from semgrad_guard.records import METADATA_KEY, PromptForm, Verdict, is_blank
+from semgrad_guard.guard.policy import Terms
+from semgrad_guard.guard.question import Question, Router, asking, current_recorder
+from semgrad_guard.guard.steps import P, Steps, StreamSteps, Work, cancelling, sealed, written
+from semgrad_guard.records import METADATA_KEY, PromptForm, SentenceVerdict, Verdict, is_blank
 
 A = TypeVar("A")
 """The frontend's object: a message, a response, or nothing but the text."""
@@ -195,7 +196,21 @@ def _concluded(
         written: Outcome[Any] = _recorded(Outcome(refused.verdict, None), terms)
         refused.verdict = written.verdict
         raise refused
-    return _recorded(Outcome(abstained(verdict, terms.words(verdict)), None), terms)
+    return _abstention(verdict, terms)
+
+
+def _abstention(verdict: Verdict, terms: Terms) -> Outcome[Any]:
+    """The outcome with the abstain message. A function of it gets the verdict without the withheld text, unless drafts
+    are kept.
+
+    Raises:
+        InputError: the function returned something else than a text.
+    """
+    bare, message = withheld(verdict, text="", action="abstain"), terms.abstain_message
+    text = message if isinstance(message, str) else message(terms.shown(bare))
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
+        raise InputError(f"abstain_message must return a text, not a {type(text).__name__}")
+    return _recorded(Outcome(bare.revised(text=text), None), terms)
 
 
 def _rejection(reply: TargetReply[Any] | None, terms: Terms) -> str:
@@ -228,7 +243,11 @@ def _recorded(outcome: Outcome[A], terms: Terms, *, target_seconds: float | None
         calibration, facts = terms.policy.calibration, Facts(target_seconds=target_seconds)
         if calibration is not None and calibration.is_about_answers:
             facts = replace(facts, alpha=calibration.alpha, delta=calibration.delta)
-        decision_id = terms.log.write(outcome.verdict, seconds=current_stop().elapsed, facts=facts)
+        # No log keeps a draft, but an error in one would carry it along.
+        shown = outcome.verdict
+        if shown.draft is not None and not terms.keep_draft:
+            shown = shown.revised(draft="")
+        decision_id = terms.log.write(shown, seconds=current_stop().elapsed, facts=facts)
         outcome = replace(outcome, verdict=outcome.verdict.revised(decision_id=decision_id))
     if terms.notify is not None:
         terms.notify(terms.shown(outcome.verdict))
@@ -322,6 +341,91 @@ def not_written(error: AnswerFailedError | DeadlineExceededError | UpstreamError
     if not terms.replaces_failed:
         raise error
     reason = error.reason if isinstance(error, AnswerFailedError) else str(error)
-    verdict = decide(unscored("", reason=reason), terms.policy, can_escalate=False)
-    abstention: Outcome[Any] = Outcome(abstained(verdict, terms.words(verdict)), None)
-    return _recorded(abstention, terms)
+    return _abstention(decide(unscored("", reason=reason), terms.policy, can_escalate=False), terms)
+
+
+# Streams: live where nothing may be withheld; else by sentence, or the outcome alone.
+
+
+@dataclass(frozen=True)
+class SentencePiece:
+    """A sentence that is let through while its answer is being written: its text, and the verdict on it."""
+
+    text: str
+    sentence: SentenceVerdict
+
+
+def streamed(
+    terms: Terms | None,
+    answer: StreamSteps[Any, Draft[Any]],
+    ask: Ask | None = None,
+    *,
+    show: Callable[[Any], Iterable[P]] = lambda step: (step,),
+    stop: Stop | None = None,
+    question: Question | None = None,
+    is_recorded: bool = True,
+) -> StreamSteps[P, None]:
+    """The pieces of an answer as they come, where nothing may be withheld, and the outcome last.
+
+    Else the sentences that are let through while the answer is being written, and the outcome, which begins with them.
+    A call of a `question`, which has such terms, is noted in it. Without terms nothing is decided, and the draft goes
+    out; unless it is a helper's, a recorder gets it.
+
+    Raises:
+        LowConfidenceError: the question has ended, or this call ends it.
+        Exception: whatever drafting raises; the one in the outcome's place.
+    """
+    if terms is None:
+        draft = yield from written(answer, stop or Stop(), show=show)
+        if is_recorded and (recorder := current_recorder()) is not None:
+            recorder.add(draft.verdict, draft.prompt)
+        yield from show(Outcome(draft.verdict, draft.answer))
+        return
+    stop, left = terms.stop() if stop is None else stop, ""
+
+    def let_through(piece: Any) -> Iterable[P]:
+        nonlocal left
+        if not isinstance(piece, SentencePiece):
+            return ()
+        left += piece.text
+        return show(piece)
+
+    if question is not None:
+        question.require_open()
+    try:
+        draft = yield from written(answer, stop, show=let_through if terms.withholds else show)
+        with stopping(stop), cancelling(stop):
+            outcome = one((yield from concluded([draft], terms, ask, question=question)))
+    except UNWRITTEN as error:
+        if left:
+            raise
+        outcome = not_written(error, terms)
+    if not outcome.verdict.text.startswith(left):
+        raise AnswerInterruptedError(
+            "the end of the answer does not follow the sentences that were delivered; ask again"
+        )
+    yield from show(outcome)
+
+
+class EarlySentences:
+    """Hands on the sentences of one answer that these terms let through, as they end.
+
+    `known` is the undecided verdict on those that have ended.
+    """
+
+    def __init__(self, terms: Terms, put: Callable[[Any], None]) -> None:
+        self._terms, self._put = replace(terms, closing_line=""), put
+        self.known: Verdict | None = None
+        self._left = 0  # characters that have left
+
+    def add(self, draft: Draft[Any]) -> bool:
+        """Decide about those that have ended, scored; whether the model continues to write."""
+        self.known = draft.verdict
+        settled = settle(draft.verdict, self._terms, prompt=draft.prompt)
+        verdict = settled.verdict
+        if settled.kind == "deliver":
+            for sentence in verdict.sentences:
+                if sentence.action == "deliver" and sentence.end > self._left:
+                    text, self._left = verdict.text[self._left : sentence.end], sentence.end
+                    self._put(SentencePiece(text, sentence))
+        return not any(sentence.action == "stop" for sentence in verdict.sentences)

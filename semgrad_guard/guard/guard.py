@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, cast
 
-from semgrad_guard.calibration import Binding
+from semgrad_guard.calibration import Binding, Calibration
 from semgrad_guard.decision_log.entries import Feedback
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, knows_its_options
 from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.errors import InputError
-from semgrad_guard.estimators import Estimator
+from semgrad_guard.errors import CalibrationError, InputError
+from semgrad_guard.estimators import KIND_OF, Estimator, HybridGrad
+from semgrad_guard.estimators.learned import FusedStates
+from semgrad_guard.estimators.own_tokens import ReplayEstimator
 from semgrad_guard.guard.answering import Answerer
-from semgrad_guard.guard.calibrated_estimator import as_estimator, estimator_of
-from semgrad_guard.guard.flow import Outcome, Reply, TargetReply, answers, one
-from semgrad_guard.guard.policy import Policy, judged_by
+from semgrad_guard.guard.flow import Outcome, Reply, SentencePiece, TargetReply, answers, one, streamed
+from semgrad_guard.guard.policy import Policy, Promise, combined_promise, judged_by
 from semgrad_guard.guard.question import Router
-from semgrad_guard.guard.stages import Promise, combined_promise
-from semgrad_guard.guard.streams import SentencePiece, StreamSteps, arun_stream, run_stream, streamed
-from semgrad_guard.guard.timing import Steps, Work, adrive, drive
+from semgrad_guard.guard.steps import Steps, StreamSteps, Work, adrive, arun_stream, drive, run_stream, sealing
+from semgrad_guard.named import did_you_mean
 from semgrad_guard.records import Conversation, SentenceVerdict, Verdict
 from semgrad_guard.settings import JudgedBy, OnDoubt
 
@@ -134,11 +135,11 @@ class Guard:
         Raises:
             Exception: the first in an answer's place, after all conversations have been answered.
         """
-        return [one([outcome]).verdict for outcome in drive(self._answers(conversations, tools))]
+        return [one([outcome]).verdict for outcome in drive(sealing(self._answers(conversations, tools)))]
 
     async def abatch(self, conversations: Sequence[Conversation], *, tools: Tools | None = None) -> list[Verdict]:
         """Like `batch`, without blocking the event loop."""
-        return [one([outcome]).verdict for outcome in await adrive(self._answers(conversations, tools))]
+        return [one([outcome]).verdict for outcome in await adrive(sealing(self._answers(conversations, tools)))]
 
     def stream(self, conversation: Conversation, *, tools: Tools | None = None) -> GuardedStream:
         """Answer piece by piece, the verdict at the end.
@@ -312,3 +313,74 @@ def _replied(ask: Callable[[], Any]) -> _Reply:
     if isinstance(answer, str | Verdict):
         return Reply(answer)
     return InputError(f"the escalation target returned a {type(answer).__name__}; it must return a text or a Verdict")
+
+
+# The estimators of guards.
+
+
+def estimator_of(calibration: Calibration | None) -> Estimator:
+    """The estimator that a calibration was made for, fitted weights and settings included; HybridGrad without one.
+
+    Raises:
+        CalibrationError: the calibration names an estimator that is not known here, or one whose settings (a model of
+            its own, say) cannot be read back from the file.
+    """
+    if calibration is None or calibration.binding is None:
+        return HybridGrad()
+    name, settings = calibration.binding.estimator, calibration.binding.settings or {}
+    if name not in KIND_OF:
+        raise CalibrationError(
+            f"The calibration was made for the estimator {name!r}, which is not known here. Known are "
+            f"{', '.join(KIND_OF)}. Pass the estimator itself, or calibrate again."
+        )
+    kind: Any = KIND_OF[name]
+    given: dict[str, Any] = {
+        field.name: tuple(value) if isinstance(value := settings[field.name], list) else value
+        for field in fields(kind)
+        if field.name in settings
+    }
+    if issubclass(kind, FusedStates):
+        if calibration.choice is None or calibration.choice.weights is None:
+            raise CalibrationError(f"The calibration was made for {kind.title} and holds no weights. Calibrate again.")
+        given["weights"] = calibration.choice.weights
+    found: Estimator = kind(**given) if issubclass(kind, ReplayEstimator | FusedStates) else kind()
+    own = found.settings()
+    if own != {key: settings.get(key, value) for key, value in own.items()}:
+        raise CalibrationError(
+            f"The calibration was made for {name} with settings that cannot be made again from the file alone. "
+            "Pass the estimator itself."
+        )
+    return found
+
+
+def as_estimator(given: Estimator | str) -> Estimator:
+    """An estimator as it is, or by its name.
+
+    Raises:
+        InputError: there is none of that name, it is none, it is a class, or it needs to be fitted first.
+    """
+    if isinstance(given, type):
+        raise InputError(f"{given.__name__} is a class: pass an object, {given.__name__}(), or its name")
+    if isinstance(given, str):
+        given = named_estimator(given)
+    if not callable(given) or not hasattr(given, "objective"):
+        raise InputError(f"{given!r:.60} is no estimator; give one's name, or an object such as HybridGrad()")
+    if isinstance(given, FusedStates) and given.weights is None:
+        raise InputError(
+            f"{given.title} learns from graded answers first: calibrate with estimator={given.name!r}, and give a "
+            "policy with that calibration"
+        )
+    return given
+
+
+def named_estimator(name: str) -> Estimator:
+    """The estimator of that name, with its default settings.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name not in KIND_OF:
+        raise InputError(
+            f"{name!r} is no estimator; there are {', '.join(KIND_OF)}.{did_you_mean(name, tuple(KIND_OF))}"
+        ).about("estimator")
+    return KIND_OF[name]()

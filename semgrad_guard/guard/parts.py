@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +21,8 @@ from semgrad_guard.decision_log.entries import DecisionSink, Facts
 from semgrad_guard.declared import pairs_in
 from semgrad_guard.engine.text_units import Field, Path, Span, fields_of, leanings
 from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.guard.verdicts import RecordedDraft, binding_of, doubt_of
+from semgrad_guard.guard.decision import binding_of, doubt_of, json_in, json_start
+from semgrad_guard.guard.question import RecordedDraft
 from semgrad_guard.records import CallVerdict, FieldVerdict, PromptForm, Score, SentenceVerdict, ToolCall, Verdict
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def scored_fields(
     several calls.
     """
     if not calls:
-        found, schema = _fields(text, _json_start(text)), structure.text
+        found, schema = _fields(text, json_start(text)), structure.text
     elif len(calls) == 1 and len(places := _places_of(text, calls[0])) == 1:
         found, schema = _argument_fields(text, places[0], calls[0]), structure.arguments.get(calls[0].name)
     else:
@@ -151,18 +152,6 @@ def calls_in_text(text: str) -> tuple[ToolCall, ...]:
     except ValueError:
         return ()
     return (ToolCall(found[1], arguments),)
-
-
-def _json_start(text: str) -> int:
-    """Where an answer's JSON begins: at its first bracket, or nowhere."""
-    return min((text.find(mark) for mark in "{[" if mark in text), default=len(text))
-
-
-def _json_in(text: str) -> tuple[Any, Span]:
-    """The JSON of an answer that has fields, and its place."""
-    begin = _json_start(text)
-    found, end = json.JSONDecoder().raw_decode(text, begin)
-    return found, (begin, end)
 
 
 def _fields(text: str, at: int) -> list[Field]:
@@ -285,56 +274,6 @@ def _referred(reference: str, root: Schema) -> Any:
     return found
 
 
-# Decisions about values.
-
-
-def decided_fields(
-    fields: Sequence[FieldVerdict],
-    lets_through: Callable[[float | None], bool],
-    confidence: Callable[[float | None], float | None],
-) -> tuple[tuple[FieldVerdict, ...], float | None]:
-    """The values with the decision about each, and the uncertainty by which the answer is judged.
-
-    That is the greatest of the values that go out, where null may replace every other; else the greatest of those
-    that may not be missing. None without a value.
-    """
-    decided = tuple(
-        one.model_copy(
-            update={
-                "action": "deliver" if lets_through(one.uncertainty) else "null",
-                "confidence": confidence(one.uncertainty),
-            }
-        )
-        for one in fields
-    )
-    held = [one for one in decided if one.action == "null"]
-    owed = [one for one in held if not one.nullable] or (held if len(held) == len(decided) else [])
-    judged = owed or [one for one in decided if one.action == "deliver"]
-    return decided, max(judged, key=doubt_of).uncertainty if judged else None
-
-
-def without_values(verdict: Verdict) -> Verdict:
-    """The verdict on a structured answer with null in the place of each value that is withheld.
-
-    A text around the values may tell them, and does not go out.
-    """
-    held = {one.path for one in verdict.fields if one.action == "null"}
-    if verdict.tool_calls:
-        (call,) = verdict.tool_calls
-        found = json.loads(_nulled(json.dumps(dict(call.arguments)), 0, held))
-        return verdict.revised(text="", tool_calls=(replace(call, arguments=found),), draft=None)
-    _, (begin, end) = _json_in(verdict.text)
-    return verdict.revised(text=_nulled(verdict.text[begin:end], 0, held))
-
-
-def _nulled(text: str, at: int, held: Collection[Path]) -> str:
-    for one in reversed(fields_of(text, at)):
-        if one.path in held:
-            quotes = isinstance(one.value, str) and one.end - one.start > 0 and text[one.start - 1 : one.start] == '"'
-            text = f"{text[: one.start - quotes]}null{text[one.end + quotes :]}"
-    return text
-
-
 def calibrate_fields(
     graded: Iterable[tuple[RecordedDraft, Any]], *, alpha: float, delta: float, tries: int = 0
 ) -> Calibration:
@@ -368,7 +307,7 @@ def calibrate_fields(
         verdict = draft.verdict
         if not verdict.fields:
             continue
-        found = dict(verdict.tool_calls[0].arguments) if verdict.tool_calls else _json_in(verdict.text)[0]
+        found = dict(verdict.tool_calls[0].arguments) if verdict.tool_calls else json_in(verdict.text)[0]
         for one in verdict.fields:
             runs.append(number)
             scores.append(one.uncertainty)

@@ -8,24 +8,28 @@ gate a calibration computes this very number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self, TypedDict, Unpack
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 from uuid import uuid4
+
+from pydantic import BaseModel, ConfigDict
 
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.binding import QUESTIONS
 from semgrad_guard.decision_log.entries import DecisionSink
 from semgrad_guard.declared import names_in, require_known
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
-from semgrad_guard.guard.decision import decide
-from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, require_policy
-from semgrad_guard.guard.stages import require_sequel
-from semgrad_guard.guard.verdicts import Settlement, doubt_of, unscored, withheld
-from semgrad_guard.records import ToolCall, Verdict, digest_of
+from semgrad_guard.guard.decision import Settlement, decide, doubt_of, unscored, withheld
+from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, require_policy, require_sequel
+from semgrad_guard.records import PromptForm, Score, ToolCall, Verdict, digest_of
 from semgrad_guard.settings import KeepDraft, Mode, OnError, OnUnscored, Timeout
+
+if TYPE_CHECKING:
+    from semgrad_guard.estimators import Estimator
 
 _GOES_ON = "a part of an answer was delivered, and the question continued"
 
@@ -310,3 +314,98 @@ def asking(router: Router) -> Generator[Question]:
             raise
     finally:
         _question.reset(token)
+
+
+# Recorded runs: their drafts are scored, delivered and kept, for calibrations on the real prompts of a chain.
+
+
+class RecordedScore(BaseModel):
+    """An estimator's score of a draft, with the settings that it is bound to; of a learned one, what it reads."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    uncertainty: float | None
+    settings: dict[str, Any]
+    features: dict[str, float] | None = None
+
+    @classmethod
+    def of(cls, score: Score, settings: dict[str, Any]) -> RecordedScore:
+        """A score as a line of a record."""
+        features = None if score.features is None else dict(score.features)
+        return cls(uncertainty=score.uncertainty, settings=settings, features=features)
+
+
+@dataclass(frozen=True)
+class RecordedDraft:
+    """One scored draft, and the form of its prompt.
+
+    `scores` are those of the recorder's estimators, by name; none where the verdict joins several calls.
+    """
+
+    verdict: Verdict
+    prompt: PromptForm | None
+    scores: Mapping[str, RecordedScore] = field(default_factory=dict[str, RecordedScore])
+
+
+@dataclass
+class Recorder:
+    """The drafts of one run, in the order in which they were made; safe to fill from several threads.
+
+    Drafts are scored by `estimators` as well, besides their model's own. With a `question`, only those of its calls are
+    recorded; the questions of other routers within it are decided about.
+    """
+
+    estimators: Sequence[Estimator] = ()
+    question: object = None
+    drafts: list[RecordedDraft] = field(default_factory=list[RecordedDraft])
+    closed: bool = False
+    """Whether its run is over. Tasks that are still running keep its context, and record nothing more."""
+    _scores: dict[tuple[Any, ...], Mapping[str, RecordedScore]] = field(
+        default_factory=dict[tuple[Any, ...], Mapping[str, RecordedScore]], repr=False
+    )
+    _lock: Lock = field(default_factory=Lock, repr=False)
+
+    def records(self, question: object) -> bool:
+        """Whether it records the calls of a question; None: a call outside any."""
+        return self.question is None or self.question is question
+
+    def note(self, verdict: Verdict, scores: Mapping[str, RecordedScore]) -> None:
+        """Keep the estimators' scores of an answer until a draft is recorded that is this answer."""
+        with self._lock:
+            self._scores[_answer(verdict)] = scores
+
+    def add(self, verdict: Verdict, prompt: PromptForm | None) -> None:
+        """Record a draft."""
+        with self._lock:
+            scores = self._scores.get(_answer(verdict), {})
+            self.drafts.append(RecordedDraft(verdict, prompt, scores))
+
+
+def _answer(verdict: Verdict) -> tuple[Any, ...]:
+    """The numbers of one answer; frontends may shorten its text, or take calls out of it."""
+    details = verdict.details
+    return details.prompt, verdict.estimator, verdict.uncertainty, details.scored_tokens, details.gnll
+
+
+_recorder: ContextVar[Recorder | None] = ContextVar("semgrad_guard_recorder", default=None)
+
+
+@contextmanager
+def recording(estimators: Sequence[Estimator] = ()) -> Generator[Recorder]:
+    """While this lasts, every draft is recorded and delivered: nothing is decided, withheld or escalated.
+
+    Models score their drafts by `estimators` as well.
+    """
+    recorder = Recorder(estimators)
+    token = _recorder.set(recorder)
+    try:
+        yield recorder
+    finally:
+        recorder.closed = True
+        _recorder.reset(token)
+
+
+def current_recorder() -> Recorder | None:
+    """The recorder of the run in progress, if there is one."""
+    recorder = _recorder.get()
+    return None if recorder is None or recorder.closed else recorder

@@ -17,17 +17,21 @@ import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import Any, Self, cast
 
 from semgrad_guard.calibration import Binding, Calibration
 from semgrad_guard.calibration.binding import Unit
 from semgrad_guard.engine.prompts.thoughts import doubted_from
-from semgrad_guard.engine.text_units import Span, leanings, sentences
+from semgrad_guard.engine.text_units import Span, decided, leanings, sentences
 from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.guard.decision import binding_of, unscored
+from semgrad_guard.guard.flow import Draft, EarlySentences, SentencePiece
 from semgrad_guard.guard.parts import WITHOUT_END, Structure, most_doubtful, scored_parts
-from semgrad_guard.guard.verdicts import binding_of, unscored
+from semgrad_guard.guard.policy import Terms
+from semgrad_guard.guard.question import current_recorder
 from semgrad_guard.records import Message, PromptForm, SentenceVerdict, ToolCall, Verdict, digest_of, is_blank
 from semgrad_guard.settings import REPORTED, OnDoubt
 
@@ -227,6 +231,61 @@ class ReportedScorer:
                 own = {"reason": str(why)}
             found.append(SentenceVerdict(start=start, end=end, tokens=len(part), leans_on=before, **own))
         return tuple(found)
+
+
+class ReportedSentences:
+    """Finds the sentences of one answer that these terms let through, as their log-probabilities arrive.
+
+    `options` are those of the call, and `prompt` is the form of its prompt. `text` is the answer so far; once it
+    `is_over`, the rest is not delivered, and the text ends behind the sentence that is not let through.
+    """
+
+    def __init__(
+        self, scorer: ReportedScorer, terms: Terms, *, options: Mapping[str, Any], prompt: PromptForm | None
+    ) -> None:
+        self._scored, self._prompt = partial(scorer.verdict, options=options, prompt=prompt), prompt
+        self._new = list[SentencePiece]()
+        self._early = EarlySentences(terms, self._new.append)
+        self._ends: list[int] = [0]
+        self._entries = list[Any]()
+        self._written, self._is_late = b"", False
+        self.text, self.is_over = "", False
+
+    @classmethod
+    def of(
+        cls,
+        scorer: ReportedScorer | None,
+        terms: Terms | None,
+        *,
+        options: Mapping[str, Any],
+        prompt: PromptForm | None,
+    ) -> ReportedSentences | None:
+        """None where only the end of the answer decides."""
+        if scorer is None or scorer.by_sentence is None or terms is None or current_recorder() is not None:
+            return None
+        if not terms.delivers_early:
+            return None
+        return cls(scorer, terms, options=options, prompt=prompt)
+
+    def add(self, text: str, entries: Any) -> list[SentencePiece]:
+        """The sentences that may leave now; `text` is the newest piece, and `entries` came with it."""
+        if self.is_over:
+            return []
+        new = list[Any](entries or ())
+        self.text += text
+        self._entries += new
+        self._written += b"".join(bytes_of(entry) or b"" for entry in new)
+        self._is_late = self._is_late or len(self._written.strip()) < len(self.text.strip().encode("utf-8", "replace"))
+        if self._is_late or not text:
+            return []
+        self._new.clear()
+        if ends := decided(self.text, self._ends[-1]):
+            self._ends += ends
+            verdict = self._scored(self.text, self._entries, ended=list(pairwise(self._ends)))
+            self.is_over = not self._early.add(Draft(verdict, None, self._prompt))
+        if self.is_over:
+            self.text = self.text[: self._ends[-1]]
+        return list(self._new)
 
 
 def is_reported(binding: Binding) -> bool:

@@ -21,9 +21,8 @@ from semgrad_guard.calibration.calibration_set import Effect
 from semgrad_guard.declared import read_record
 from semgrad_guard.errors import InputError
 from semgrad_guard.files import atomic_write
-from semgrad_guard.guard.decision import settle
+from semgrad_guard.guard.decision import settle, unscored
 from semgrad_guard.guard.policy import Policy, Terms
-from semgrad_guard.guard.verdicts import unscored
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.run_record import Answer
 from semgrad_guard.records import PromptForm, Verdict

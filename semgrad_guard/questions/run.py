@@ -27,8 +27,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.text_units import leanings
 from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard import Answerer, Policy, Terms, settle, template_name, unscored
-from semgrad_guard.guard.calibrated_estimator import require_by_sentence
+from semgrad_guard.guard import Answerer, Policy, Terms, require_by_sentence, settle, template_name, unscored
 from semgrad_guard.guard.parts import OTHER_TOKENS, WITHOUT_END
 from semgrad_guard.guard.policy import lets_every_score_through
 from semgrad_guard.questions.data import Question

@@ -18,7 +18,6 @@ from pydantic import BaseModel, Field, ValidationError
 from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import BindingMismatchError, DataFileError, InputError
 from semgrad_guard.files import atomic_write, make_private, take_back
-from semgrad_guard.guard.cut_answers import why_unscored
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.data_files import first_line, sole_writer
 from semgrad_guard.settings import OnCut
@@ -75,8 +74,10 @@ class Answer(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     def judged(self, on_cut: OnCut) -> Self:
         """The answer with the scores that count for a guard with this rule about answers that a limit cut off."""
-        by_sentence = bool(self.sentences)
-        why = why_unscored(self.text or "", on_cut, by_sentence=by_sentence) if self.is_cut and self.text else None
+        from semgrad_guard.guard.decision import why_unscored  # numpy comes with it
+
+        cut = self.text if self.is_cut else None
+        why = why_unscored(cut, on_cut, by_sentence=bool(self.sentences)) if cut else None
         if why is None:
             return self
         scores = dict.fromkeys(self.scores, AnswerScore(uncertainty=None, reason=why))

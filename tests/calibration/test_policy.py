@@ -9,7 +9,7 @@ import pytest
 from semgrad_guard.calibration import Binding, Calibration, calibrate
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 from semgrad_guard.guard import Policy, decide
-from semgrad_guard.guard.stages import combined_promise
+from semgrad_guard.guard.policy import combined_promise
 from semgrad_guard.records import Verdict
 
 BINDING = Binding(model="pocket", estimator="hybridgrad", fingerprint="f1", grader="exact-match")

@@ -16,10 +16,9 @@ from semgrad_guard import GenerationOptions, Guard, LanguageModel, Verdict
 from semgrad_guard.calibration import Binding, Calibration, calibrate, gates
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 from semgrad_guard.guard import Policy, Promise, combined_promise, split_delta
-from semgrad_guard.guard.decision import decide
+from semgrad_guard.guard.decision import decide, escalated
 from semgrad_guard.guard.policy import OnUnfamiliar
 from semgrad_guard.guard.question import Router
-from semgrad_guard.guard.verdicts import escalated
 from semgrad_guard.pocket import CALIBRATION_PATH
 from semgrad_guard.records import PromptForm
 

@@ -14,8 +14,8 @@ from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.engine.interruption import Ticket
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.estimators import Sampling
-from semgrad_guard.guard.streams import answer_steps
-from semgrad_guard.guard.timing import Work
+from semgrad_guard.guard.answering import answer_steps
+from semgrad_guard.guard.steps import Work
 from tests.steps import LIMIT
 
 

@@ -7,7 +7,7 @@ from semgrad_guard import Guard, LanguageModel, Policy, Router
 from semgrad_guard.guard.flow import answers
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.question import RouterOptions
-from semgrad_guard.guard.timing import Work, drive
+from semgrad_guard.guard.steps import Work, drive
 
 
 def routed(model: LanguageModel, policy: Policy, escalate_to: Any = None, **given: Any) -> Guard:

@@ -22,7 +22,7 @@ from semgrad_guard.estimators import (
     MeanEntropy,
     SemGrad,
 )
-from semgrad_guard.guard.calibrated_estimator import as_estimator, estimator_of
+from semgrad_guard.guard.guard import as_estimator, estimator_of
 
 ASKED = [f"What is item {i}?" for i in range(6)]
 

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 from semgrad_guard import Policy, ToolCall, Verdict
 from semgrad_guard.errors import DeadlineExceededError, InputError, LowConfidenceError
-from semgrad_guard.guard.decision import settle
-from semgrad_guard.guard.flow import Draft, Outcome, Reply, answers, one
+from semgrad_guard.guard.decision import settle, unscored
+from semgrad_guard.guard.flow import Draft, Outcome, Reply, answers, one, streamed
 from semgrad_guard.guard.policy import Terms
-from semgrad_guard.guard.streams import Live, StreamSteps, arun_stream, run_stream, streamed
-from semgrad_guard.guard.timing import Work, adrive
-from semgrad_guard.guard.verdicts import current_recorder, recording, unscored
+from semgrad_guard.guard.question import current_recorder, recording
+from semgrad_guard.guard.steps import Live, StreamSteps, Work, adrive, arun_stream, run_stream
 from semgrad_guard.settings import Mode
 from tests.guard.routed import run
 from tests.steps import LIMIT

@@ -35,7 +35,7 @@ from semgrad_guard.engine.answers.options import Sampling
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import SemanticEntropy
 from semgrad_guard.estimators.base import Estimator
-from semgrad_guard.guard.verdicts import unscored
+from semgrad_guard.guard.decision import unscored
 from tests.engine.chat_templates import template
 
 from .routed import routed

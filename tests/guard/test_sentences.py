@@ -20,12 +20,10 @@ from semgrad_guard.errors import (
     LowConfidenceError,
 )
 from semgrad_guard.estimators import GreatestEntropy, MaxProbability, ParaGrad, SemanticEntropy
-from semgrad_guard.guard.decision import settle, watched_score
-from semgrad_guard.guard.flow import Draft
+from semgrad_guard.guard.decision import settle, undecided, unscored, watched_score
+from semgrad_guard.guard.flow import Draft, SentencePiece, streamed
 from semgrad_guard.guard.policy import Terms
-from semgrad_guard.guard.streams import SentencePiece, StreamSteps, run_stream, streamed
-from semgrad_guard.guard.timing import Work
-from semgrad_guard.guard.verdicts import undecided, unscored
+from semgrad_guard.guard.steps import StreamSteps, Work, run_stream
 from semgrad_guard.records import SentenceVerdict, Verdict
 from semgrad_guard.settings import CLOSING_LINE
 from tests.fixed_model import PIECES, TEXT, FixedModel

@@ -16,11 +16,20 @@ from semgrad_guard.adapters.recorded_runs import AnsweredExample, _cut_calls
 from semgrad_guard.calibration import Binding, Calibration, DriftMonitor, calibrate
 from semgrad_guard.engine.text_units import is_unfinished
 from semgrad_guard.errors import AnswerFailedError, BindingMismatchError, InputError
-from semgrad_guard.guard.cut_answers import FIRST_SENTENCE, LATER, why_unscored
-from semgrad_guard.guard.decision import decide, settle
+from semgrad_guard.guard.decision import (
+    FIRST_SENTENCE,
+    LATER,
+    binding_of,
+    decide,
+    escalated,
+    settle,
+    undecided,
+    unscored,
+    why_unscored,
+)
 from semgrad_guard.guard.flow import Draft, Paused, Reply, one
 from semgrad_guard.guard.policy import Policy, Terms
-from semgrad_guard.guard.verdicts import RecordedDraft, binding_of, escalated, recording, undecided, unscored
+from semgrad_guard.guard.question import RecordedDraft, recording
 from semgrad_guard.pocket import CALIBRATION_PATH
 from semgrad_guard.questions.run_record import Answer, AnsweredSentence, AnswerScore
 from semgrad_guard.records import PromptForm, SentenceVerdict, ToolCall, Verdict, in_context

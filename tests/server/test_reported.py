@@ -14,8 +14,8 @@ from semgrad_guard import Calibration, LanguageModel, Policy, calibrate
 from semgrad_guard.adapters.calls import AnswerForm
 from semgrad_guard.errors import BindingMismatchError
 from semgrad_guard.guard import calibrate_fields
+from semgrad_guard.guard.question import RecordedDraft
 from semgrad_guard.guard.reported import ReportedScorer, prompt_of
-from semgrad_guard.guard.verdicts import RecordedDraft
 from semgrad_guard.records import Message
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.assembly import assemble

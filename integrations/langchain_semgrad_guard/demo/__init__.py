@@ -40,7 +40,7 @@ from semgrad_guard.calibration.calibration_set import Effect
 from semgrad_guard.errors import ScoringError
 from semgrad_guard.grading import AnswerGrader, AnswerToGrade, Contains, ExactMatch
 from semgrad_guard.grading.grader import ABSTAINED, Verdicts
-from semgrad_guard.guard.stages import split_delta
+from semgrad_guard.guard.policy import split_delta
 from semgrad_guard.named import POCKET
 from semgrad_guard.paper.drawing import draw_risk_coverage
 

@@ -19,7 +19,7 @@ from langchain_core.runnables import Runnable, RunnableBranch, RunnableLambda, R
 from langchain_semgrad_guard.chat_semgrad import ChatSemGrad
 from semgrad_guard import METADATA_KEY
 from semgrad_guard.errors import require_installed
-from semgrad_guard.guard.verdicts import unscored
+from semgrad_guard.guard.decision import unscored
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.pocket import QUESTIONS_PATH
 from semgrad_guard.settings import ABSTAIN_MESSAGE

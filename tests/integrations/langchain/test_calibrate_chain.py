@@ -134,6 +134,13 @@ def test_mistakes() -> None:
         given: Any = {"chain": lambda _: "a", **wrong}
         with pytest.raises(InputError, match=r"a chain is|output a function"):
             calibrate_chain(given.pop("chain"), [("a?", ["a"])], "exact-match", alpha=0.2, delta=0.2, **given)
+    for option in ("record", "labels", "progress", "upstream"):
+        with pytest.raises(InputError, match=f"^{option} "):
+            calibrate_chain(model(), EXAMPLES, "contains", **{**HOW, option: 5})
+    with pytest.raises(InputError, match="output of a chain must be a text"):
+        calibrate_chain(model(), EXAMPLES, "contains", **HOW, output=lambda _: 5)
+    with pytest.raises(InputError, match="is no estimator"):
+        GuardedChatModel(Scripted(), estimator="")
     with pytest.raises(InputError, match="pass output="):
         calibrate_chain(model() | (lambda _: 3), EXAMPLES, "contains", **HOW)
     found = calibrate_chain(

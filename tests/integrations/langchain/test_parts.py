@@ -19,8 +19,9 @@ from semgrad_guard import Calibration, Policy, Verdict
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.estimators import GreedyNLL
 from semgrad_guard.guard import unscored
-from semgrad_guard.guard.parts import allows_null, calibrate_fields, fields_of, has_names, scored_calls, without_values
-from semgrad_guard.guard.verdicts import RecordedDraft, recording
+from semgrad_guard.guard.decision import without_values
+from semgrad_guard.guard.parts import allows_null, calibrate_fields, fields_of, has_names, scored_calls
+from semgrad_guard.guard.question import RecordedDraft, recording
 from semgrad_guard.records import FieldVerdict, PromptForm, ToolCall
 
 from .scripted import Scripted

@@ -346,6 +346,25 @@ def test_a_graph_that_pauses_is_resumed_and_then_decided_about(place: str, mode:
         assert (text == WITHHELD) == (mode == "enforce" and place != "behind")
 
 
+@pytest.mark.parametrize("place", ["before", "between"])
+def test_a_breakpoint_is_a_pause(place: str, run: Run) -> None:
+    """The first part of the question counts: its doubtful call is not forgotten at the second."""
+    log: list[Any] = []
+    rules = router(mode="annotate", notify=log.append)
+    own, graph, last = model(rules), StateGraph(MessagesState), START
+    for name in ["stop", "write"] if place == "before" else ["write", "stop", "again"]:
+        graph.add_node(name, lambda state, name=name: {} if name == "stop" else {"messages": [own.invoke(CANARY)]})
+        last = graph.add_edge(last, name) and name
+    breakpoints: Any = {"interrupt_before": ["stop"]}
+    chain: Any = guarded(graph.compile(checkpointer=InMemorySaver(), **breakpoints), rules)
+    halted = run(chain, {"messages": [HumanMessage("q")]}, thread("1"))["messages"]
+    assert (len(halted), log) == (1 if place == "before" else 2, [])
+    assert len(run(chain, None, thread("1"))["messages"]) == len(halted) + 1
+    assert [one.action for one in log] == ["abstain"]
+    with pytest.raises(InputError, match="resumes"):
+        calibrate_chain(chain, [(SAID, ["a"])], "contains", alpha=0.2, delta=0.2, progress=False)
+
+
 def test_pauses_in_streams_and_forged_ones() -> None:
     rules = router()
     chain = guarded(pausing(model(rules), "before"), rules)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from langchain_semgrad_guard import (
     asking,
     guarded,
 )
-from semgrad_guard import LanguageModel, Policy, Verdict
+from semgrad_guard import HybridGrad, LanguageModel, Policy, Verdict
 from semgrad_guard.errors import BindingMismatchError, InputError, UnenforcedPolicyError
 
 from .scripted import CANARY, SURE, THRESHOLD, WITHHELD, Scripted, router
@@ -175,14 +176,46 @@ def test_a_routers_calibration_chooses_the_estimator(chat: ChatSemGrad) -> None:
 
 
 def test_errors_of_own_functions_take_no_draft_along() -> None:
-    def fail(_: Verdict) -> Any:
+    def fail(verdict: Verdict, **_: Any) -> Any:
         raise KeyError("own")
 
-    for options in ({"notify": fail}, {"abstain_message": fail}):
+    for options in ({"notify": fail}, {"abstain_message": fail}, {"log": SimpleNamespace(write=fail)}):
         rules = UncertaintyRouterCallback(POLICY, **options)
         with pytest.raises(KeyError, match="own") as caught:
             GuardedChatModel(Scripted(), rules).invoke(QUESTION)
         assert CANARY not in record_of(caught.value)
+
+
+class Failing(HybridGrad):
+    def __call__(self, evidence: Any) -> Any:
+        raise KeyError("own")
+
+
+def test_errors_of_the_models_thread_take_no_draft_along(chat: ChatSemGrad, draft: str, route: Route) -> None:
+    ear = Ear()
+    with pytest.raises(KeyError) as caught:
+        route(chat.model_copy(update={"estimator": Failing(), "router": router()}), QUESTION, {"callbacks": [ear]})
+    assert not [one for one in (record_of(caught.value), *ear.events) if draft in one]
+    assert "in __call__" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("is_question", [False, True])
+async def test_a_cancelled_task_takes_no_draft_along(is_question: bool) -> None:
+    begun, ear = asyncio.Event(), Ear()
+
+    async def wait(_: Any) -> Any:
+        begun.set()
+        await asyncio.sleep(60)
+
+    rules = UncertaintyRouterCallback(POLICY, RunnableLambda(wait))
+    model = GuardedChatModel(Scripted(), rules)
+    chain: Any = guarded(model, rules) if is_question else model
+    task = asyncio.ensure_future(chain.ainvoke(QUESTION, {"callbacks": [ear]}))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await task
+    assert not [one for one in (record_of(caught.value), *ear.events) if CANARY in one]
 
 
 def test_concurrent_calls_with_routers_of_their_own_do_not_mix(chat: ChatSemGrad, draft: str) -> None:

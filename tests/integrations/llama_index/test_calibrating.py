@@ -24,7 +24,7 @@ from llama_index_semgrad_guard import (
 )
 from semgrad_guard import Binding, Calibration, LanguageModel, Policy, calibrate
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
-from semgrad_guard.guard.verdicts import binding_of
+from semgrad_guard.guard.decision import binding_of
 
 from .conftest import Heard, Maker, Passages, under
 from .ways import WITHHELD, Scripted, reading, router_of, scripted, verdict_of

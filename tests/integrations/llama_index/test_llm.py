@@ -30,7 +30,8 @@ from llama_index_semgrad_guard import SemGradLLM, UncertaintyEvaluator, Uncertai
 from semgrad_guard import LanguageModel, Policy, calibrate
 from semgrad_guard.errors import EmptyResponseError, InputError, LowConfidenceError, UnsupportedToolsError
 from semgrad_guard.estimators import MaxProbability
-from semgrad_guard.guard.verdicts import binding_of, recording
+from semgrad_guard.guard.decision import binding_of
+from semgrad_guard.guard.question import recording
 from tests.engine.chat_templates import template
 from tests.pairwise import in_turn
 from tests.steps import LIMIT, Steps, until, until_stopped
@@ -99,6 +100,16 @@ def test_options_of_a_call(llm: SemGradLLM) -> None:
 def test_what_a_text_model_cannot_read_is_named(llm: SemGradLLM) -> None:
     with pytest.raises(InputError, match="message 1 holds a ImageBlock"):
         llm.chat([ChatMessage(role="user", blocks=[ImageBlock(url="http://example.org/a.png")])])
+    given: Any
+    for given in (None, 5, [None], [{"role": "user", "content": "q"}]):
+        with pytest.raises(InputError, match="a prompt is a text"):
+            llm.complete(given)
+        with pytest.raises(InputError, match="a prompt is a text"):
+            llm.score(given, "text")
+    with pytest.raises(InputError, match="a response must be a text"):
+        llm.score("q", given)
+    with pytest.raises(InputError, match="tools is a list"):
+        llm.chat([ChatMessage("q")], tools=5)
 
 
 class Town(BaseModel):

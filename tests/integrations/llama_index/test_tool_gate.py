@@ -17,7 +17,7 @@ from llama_index.core.workflow import Context
 
 from llama_index_semgrad_guard import SemGradLLM, ToolGate, UncertaintyRouterCallback, calibrate_tool_calls
 from semgrad_guard import Calibration, LanguageModel, Policy, ToolCall, calibrate
-from semgrad_guard.adapters.call_gate import TURN
+from semgrad_guard.adapters.calls import TURN
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard.parts import calls_in_text

@@ -13,6 +13,7 @@ from contextlib import redirect_stdout
 from typing import Any
 
 import pytest
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.memory import ChatMemoryBuffer
 
@@ -171,6 +172,36 @@ def test_a_doubtful_call_of_a_tool_does_not_run(
     llm = scripted(wide, lambda _: ("", 0.9, [call]), calls_functions=True, **MODES[mode])
     answer, _, found = observed(llm, lambda ears: in_question(llm, lambda: AGENTS["function"](llm, ears)), caplog)
     assert (answer, CANARY in found) == (WITHHELD, False)
+
+
+@pytest.mark.parametrize("caller", ["llm", "engine", "chat engine"])
+async def test_a_cancelled_task_and_a_failing_log_hold_no_draft(caller: str, wide: LanguageModel) -> None:
+    begun, ears = asyncio.Event(), Ears()
+
+    class Log:
+        def write(self, verdict: Any, **_: Any) -> str:
+            raise OSError("the disk is full")
+
+    async def target(_question: Any) -> Any:
+        begun.set()
+        await asyncio.sleep(60)
+
+    for options, kind in (({"escalate_to": target}, asyncio.CancelledError), ({"log": Log()}, OSError)):
+        llm = scripted(wide, doubtful, **options)
+        asks: dict[str, Callable[[], Any]] = {
+            "llm": lambda llm=llm: llm.achat([ChatMessage("q")]),
+            "engine": lambda llm=llm: guarded(reading(llm), llm.router).aquery("q"),
+            "chat engine": lambda llm=llm: guarded(SimpleChatEngine.from_defaults(llm=llm), llm.router).achat("q"),
+        }
+        with ears.listening():
+            task = asyncio.ensure_future(asks[caller]())
+            if "log" not in options:
+                await begun.wait()
+                task.cancel()
+            with pytest.raises(kind) as caught:
+                await task
+        ears.add_error(caught.value)
+    assert CANARY not in "\n".join(ears.heard)
 
 
 def test_the_instrument_hears_what_is_let_through(wide: LanguageModel, caplog: pytest.LogCaptureFixture) -> None:

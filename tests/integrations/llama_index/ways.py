@@ -47,7 +47,7 @@ from llama_index_semgrad_guard.records import Chunk
 from semgrad_guard import LanguageModel, Policy, Verdict
 from semgrad_guard.adapters.calls import AnswerForm
 from semgrad_guard.guard.flow import Draft
-from semgrad_guard.guard.timing import Work
+from semgrad_guard.guard.steps import Work
 from semgrad_guard.records import PromptForm, digest_of
 
 from .conftest import Passages

@@ -1,4 +1,4 @@
-"""Work in steps, within a deadline, and off the event loop.
+"""Work in steps, within a deadline, and off the event loop; and streams, whose steps yield pieces between their work.
 
 One generator serves calls and coroutines: it yields pieces of work, and a driver of either kind does them. Late or
 cancelled work is left behind and stopped.
@@ -8,19 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from concurrent.futures import Executor, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from itertools import dropwhile, takewhile
+from traceback import extract_tb
+from types import TracebackType
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 from semgrad_guard.engine.interruption import SLICE, Stop, current_stop, start_thread, stopping
 from semgrad_guard.errors import InputError, LowConfidenceError, SemGradGuardError
 
 T = TypeVar("T")
+P = TypeVar("P")
+"""A piece of a stream: of the text, of the thought before it, or anything else that a frontend shows."""
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -98,6 +113,8 @@ class Work:
 
 Steps = Generator[Work, Any, T]
 """Steps that end with a value."""
+StreamSteps = Generator[Work | P, Any, R]
+"""Steps that yield pieces between their work, and end with a value."""
 
 
 def drive(steps: Steps[T]) -> T:
@@ -136,6 +153,145 @@ async def adrive(steps: Steps[T]) -> T:
         del go_on
 
 
+# Streams.
+
+
+class Iterated(Generic[P]):
+    """Pieces from a generator, which is made with the first of them: one for calls, or one for coroutines."""
+
+    def __init__(
+        self, make: Callable[[], Iterator[P]] | None = None, amake: Callable[[], AsyncIterator[P]] | None = None
+    ) -> None:
+        self._make, self._amake = make, amake
+        self._pieces: Any = None
+
+    def next(self) -> Work:
+        """The next piece; None behind the last."""
+
+        def call() -> P | None:
+            self._pieces = self._pieces or cast("Any", self._make)()
+            return next(self._pieces, None)
+
+        async def coroutine() -> P | None:
+            self._pieces = self._pieces or cast("Any", self._amake)()
+            return await anext(self._pieces, None)
+
+        return Work(call, coroutine)
+
+    def close(self) -> Work:
+        """End the generator; harmless at any time."""
+
+        def call() -> None:
+            if (close := getattr(self._pieces, "close", None)) is not None:
+                close()
+
+        async def coroutine() -> None:
+            if (close := getattr(self._pieces, "aclose", None)) is not None:
+                await close()
+
+        return Work(call, coroutine)
+
+
+class Live(Iterated[P]):
+    """An answer whose pieces come from a generator."""
+
+    def draft(self) -> Work:
+        """The whole answer with its score, once the pieces have ended."""
+        raise NotImplementedError
+
+    def steps(self) -> StreamSteps[P, Any]:
+        """Its pieces, and then the draft."""
+        try:
+            while (piece := (yield self.next())) is not None:
+                yield piece
+            return (yield self.draft())
+        finally:
+            yield self.close()
+
+
+def written(
+    answer: StreamSteps[Any, R], stop: Stop, *, show: Callable[[Any], Iterable[P]] = lambda piece: (piece,)
+) -> StreamSteps[P, R]:
+    """The pieces of an answer as it is written, in the form that `show` gives them.
+
+    A stream that is closed, or whose task is cancelled, stops the model.
+    """
+    with cancelling(stop):
+        try:
+            while True:
+                with stopping(stop):  # not while the caller has a piece
+                    piece = yield from _next(answer)
+                if isinstance(piece, _Ended):
+                    return cast("_Ended[R]", piece).value
+                yield from show(piece)
+        finally:
+            yield from _end(answer)
+
+
+def run_stream(steps: StreamSteps[P, Any]) -> Generator[P]:
+    """The pieces of such steps, by calls."""
+    failed = None
+    try:
+        while not isinstance(piece := drive(_next(steps)), _Ended):
+            yield piece
+    except BaseException as error:  # noqa: BLE001 - raised below, where no frame holds a draft
+        failed = sealed(error)
+    finally:
+        drive(_end(steps))
+    if failed is not None:
+        raise failed
+
+
+async def arun_stream(steps: StreamSteps[P, Any]) -> AsyncGenerator[P]:
+    """As `run_stream`, on the event loop; closing it, or cancelling its task, stops the model."""
+    failed = None
+    try:
+        while not isinstance(piece := await adrive(_next(steps)), _Ended):
+            yield piece
+    except BaseException as error:  # noqa: BLE001 - as above
+        failed = sealed(error)
+    finally:
+        await adrive(_end(steps))
+    if failed is not None:
+        raise failed
+
+
+@dataclass(frozen=True)
+class _Ended(Generic[R]):
+    """What follows the last piece: the value of the steps."""
+
+    value: R
+
+
+class _Closed(asyncio.CancelledError):
+    """The reader has left. (After a `GeneratorExit`, steps within steps could do no more work.)"""
+
+
+def _next(steps: StreamSteps[P, R], error: BaseException | None = None) -> Steps[P | _Ended[R]]:
+    """The work before the next piece, and that piece. With an `error` the steps continue with it."""
+    go_on = partial(next, steps) if error is None else partial(steps.throw, error)
+    try:
+        while isinstance(step := go_on(), Work):
+            try:
+                go_on = partial(steps.send, (yield step))
+            except BaseException as raised:  # noqa: BLE001 - the steps decide
+                go_on = partial(steps.throw, raised)
+        return step
+    except StopIteration as end:
+        return _Ended(end.value)
+    finally:
+        del error, go_on  # they may hold an error, which refers to this frame
+
+
+def _end(steps: StreamSteps[Any, Any]) -> Steps[None]:
+    """The work by which steps end, wherever they are."""
+    with suppress(_Closed):
+        yield from _next(steps, _Closed())
+
+
+# Errors, deadlines, and work off the event loop.
+
+
 @contextmanager
 def cancelling(stop: Stop) -> Generator[None]:
     """While this lasts, leaving by a cancelled task or a closed generator stops the work."""
@@ -146,22 +302,48 @@ def cancelling(stop: Stop) -> Generator[None]:
         raise
 
 
-_HOLD_DRAFTS = ("semgrad_guard.guard", "langchain_semgrad_guard", "llama_index_semgrad_guard")
-E = TypeVar("E", bound=Exception)
+_OURS = ("semgrad_guard.", "langchain_semgrad_guard.", "llama_index_semgrad_guard.")
+_FRONTS = ("semgrad_guard.guard.", "semgrad_guard.adapters.", *_OURS[1:])
+E = TypeVar("E", bound=BaseException)
 
 
 def sealed(error: E) -> E:
     """The error as it may leave a guard: without the frames whose local variables may hold a withheld answer.
 
-    Reporters of errors write these variables down. A typed error of ours has no frames; of another one, the
-    frames of its own code stay.
+    Reporters of errors write these variables down. A typed error of ours has no frames. Of another one, those stay of
+    the code that a front calls (a target, say), up to where that calls ours again. What the model's thread raised has
+    none: a note tells the place.
     """
-    frames = None if isinstance(error, SemGradGuardError) else error.__traceback__
-    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_HOLD_DRAFTS):
-        frames = frames.tb_next
+    links = [] if isinstance(error, SemGradGuardError) else list(_links(error.__traceback__))
+    behind = list(dropwhile(lambda link: _place(link).startswith(_FRONTS), links))
+    kept = list(takewhile(lambda link: not _place(link).startswith(_OURS), behind))
+    if len(kept) < len(behind) and not getattr(error, "__notes__", ()):
+        raised = extract_tb(behind[-1])[0]
+        error.add_note(f"raised in {raised.filename}, line {raised.lineno}, in {raised.name}")
+    if kept:
+        kept[-1].tb_next = None
     if isinstance(error, LowConfidenceError):
         error.__cause__ = error.__context__ = None
-    return error.with_traceback(frames)
+    return error.with_traceback(kept[0] if kept else None)
+
+
+def _links(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _place(link: TracebackType) -> str:
+    return f"{link.tb_frame.f_globals.get('__name__', '')}."
+
+
+def sealing(steps: Steps[T]) -> Steps[T]:
+    """The same steps, whose errors are sealed; a cancelled task's is one, too, and frameworks hand it to handlers."""
+    try:
+        return (yield from steps)
+    except BaseException as error:  # noqa: BLE001 - raised below, where no frame holds a draft
+        failed = sealed(error)
+    raise failed
 
 
 def in_time(work: Callable[[], T]) -> T:
