@@ -67,8 +67,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
     unset = {name: (None, (), field.default) for name, field in ServerSettings.model_fields.items()}
     made = settings_of({name: value for name, value in given.items() if value not in unset[name]}, settings)
     require_installed("starlette", "uvicorn", "prometheus_client", "sqlalchemy", "httpx", extra="serve")
-    from semgrad_guard.server.assembly import assemble, keys_of
-    from semgrad_guard.server.hosting import allowed_hosts, listen, run, url_of
+    from semgrad_guard.server.assembly import allowed_hosts, assemble, keys_of, listen, run, url_of
 
     keys = keys_of(made)
     hosts = allowed_hosts(host, has_keys=bool(keys), named=made.allow_host)

@@ -43,7 +43,7 @@ from semgrad_guard.server.answers import (
     public_sentence,
     tool_call_fields,
 )
-from semgrad_guard.server.problems import ENDING, ClientGoneError, HttpError
+from semgrad_guard.server.gate import ENDING, ClientGoneError, HttpError
 from semgrad_guard.server.service import Call, Service
 
 Json = dict[str, Any]

@@ -32,7 +32,7 @@ from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import Message, ToolCall
 from semgrad_guard.server.answers import Cuts, arguments_in
-from semgrad_guard.server.problems import problem_of
+from semgrad_guard.server.gate import problem_of
 
 LONGEST_STOP = 256
 """Characters of a stop string: the model waits while all its spellings in the vocabulary are found."""

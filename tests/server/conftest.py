@@ -23,7 +23,7 @@ import httpx
 from starlette.applications import Starlette
 
 from semgrad_guard.server.app import make_app
-from semgrad_guard.server.hosting import listen, server_of
+from semgrad_guard.server.assembly import listen, server_of
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.service import ServedModel, Service
 

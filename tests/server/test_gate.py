@@ -24,7 +24,8 @@ from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.replay.memory import Memory
 from semgrad_guard.errors import InputError
 from semgrad_guard.server.app import PATHS, Limits, make_app
-from semgrad_guard.server.hosting import Keys, allowed_hosts, is_loopback, listen
+from semgrad_guard.server.assembly import allowed_hosts, is_loopback, listen
+from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.protocol import parse_json
 from semgrad_guard.server.scheduler import Assignment
 from semgrad_guard.server.service import ServedModel, Service

@@ -21,7 +21,7 @@ from semgrad_guard.errors import InputError, ScoringError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import Draft, EarlySentences, ain_time
 from semgrad_guard.server.answers import Answer
-from semgrad_guard.server.in_vllm.messages import (
+from semgrad_guard.server.in_vllm.scoring_worker import (
     ELSEWHERE,
     METHOD,
     OPEN,
