@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.prompts.reasoning import HeldText as HeldText
     from semgrad_guard.guard.answering import Answerer as Answerer
     from semgrad_guard.guard.answering import template_name as template_name
-    from semgrad_guard.guard.answering import without_calls as without_calls
     from semgrad_guard.guard.calibrated_estimator import as_estimator as as_estimator
     from semgrad_guard.guard.calibrated_estimator import estimator_of as estimator_of
     from semgrad_guard.guard.decision import decide as decide

@@ -279,7 +279,7 @@ class Scoring:
             known = [_count(one.known) for one in written for _ in one.names] if self._has_sentences else ()
             generations = iter(self._written.generations(rows, known))
             return [
-                self._answers[one.names[0]][0].drafts([next(generations) for _ in one.names], known=one.known)
+                self._answers[one.names[0]][0].drafts([next(generations) for _ in one.names], one.known)
                 for one in written
             ]
 
