@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from pydantic import ValidationError
 
-from semgrad_guard.calibration.call_options import FIELDS, call_options
+from semgrad_guard.calibration.binding import CALL_FIELDS, call_options
 from semgrad_guard.engine.answers.answer import Evidence, Generation
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.forms import FORM_FIELDS, Tool, ToolAnswer, call_rule, json_rule, one_of
@@ -155,7 +155,7 @@ def served_options(client: Any, call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _held(client: Any) -> dict[str, Any]:
-    held = ((name, getattr(client, name, None)) for name in FIELDS)
+    held = ((name, getattr(client, name, None)) for name in CALL_FIELDS)
     return {name: value for name, value in held if value is not None and not callable(value)}
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from semgrad_guard.calibration.binding import FIELDS
+from semgrad_guard.calibration.binding import FIELDS, unlike_calls
 from semgrad_guard.calibration.calibration_record import Calibration
-from semgrad_guard.calibration.call_options import unlike_calls
 from semgrad_guard.calibration.sentence_gates import compared_scores, depending_on
 from semgrad_guard.guard.cut_answers import without_cut_score
 from semgrad_guard.guard.parts import decided_fields, without_values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 from collections.abc import Callable, Iterable
@@ -18,7 +17,7 @@ from starlette.applications import Starlette
 
 from semgrad_guard.adapters.traces import EvaluationLog
 from semgrad_guard.calibration import DriftMonitor
-from semgrad_guard.calibration.call_options import usual_options
+from semgrad_guard.calibration.binding import usual_options
 from semgrad_guard.decision_log.database import log_address
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.declared import values_of
@@ -33,7 +32,7 @@ from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.loading import ModelSource, load_estimator, load_policy, pocket_policy
 from semgrad_guard.named import POCKET
 from semgrad_guard.server.app import Limits, make_app
-from semgrad_guard.server.gate import Keys
+from semgrad_guard.server.gate import Keys, address_of
 from semgrad_guard.server.scheduler import ModelQueue, ReportedQueue, Scheduler
 from semgrad_guard.server.server_settings import ServerSettings
 from semgrad_guard.server.service import ServedModel, Service
@@ -234,12 +233,8 @@ _HEAD_BYTES, _IDLE_SECONDS = 65_536, 30
 
 def is_loopback(host: str) -> bool:
     """Whether an address reaches this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+    address = address_of(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
 
 
 def allowed_hosts(
@@ -261,8 +256,8 @@ def allowed_hosts(
     return _LOOPBACK | own | {host.strip("[]").lower()}
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes any that is free.
+def bound_to(host: str, port: int) -> socket.socket:
+    """A socket at this address, for a server to listen; port 0 takes any that is free.
 
     Raises:
         InputError: the address is not available.
@@ -276,10 +271,10 @@ def listen(host: str, port: int) -> socket.socket:
         if os.name == "posix":
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
-        bound.listen(2048)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         bound.close()
-        raise InputError(f"nothing can listen at {host}:{port}: {error.strerror}. Choose another --port") from error
+        why = error.strerror if isinstance(error, OSError) else "this is no name of a host"
+        raise InputError(f"nothing can listen at {host[:80]}:{port}: {why}. Choose another --port or --host") from error
     return bound
 
 

@@ -166,7 +166,7 @@ async def chunks(
         sent = thought = ""
     used = usage(call, outcomes)
     on_usage(used)
-    if call.request.with_usage:
+    if (wanted := call.request.stream_options) is not None and wanted.include_usage:
         yield {**head, "choices": [], "usage": used}
 
 

@@ -366,7 +366,7 @@ class Gate:
         if self._hosts is None:
             return
         name, origin = _name(headers.get("host", "")), headers.get("origin")
-        if name not in self._hosts and not (path in _PROBES and (self._keys or _is_address(name))):
+        if name not in self._hosts and not (path in _PROBES and (self._keys or not name or address_of(name))):
             raise HttpError(421, "unknown_host", "this server does not have that name; see --allow-host")
         if origin is not None and method != "OPTIONS" and _host_of(origin) not in self._hosts:
             raise HttpError(403, "foreign_origin", "pages from elsewhere may not use this server; see --allow-host")
@@ -378,12 +378,11 @@ def _name(host: str) -> str:
     return (name if name and port.isdigit() else host).strip("[]").lower()
 
 
-def _is_address(name: str) -> bool:
-    """Whether a Host header holds an address, or nothing."""
-    try:
-        return not name or bool(ipaddress.ip_address(name))
-    except ValueError:
-        return False
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a host is; None for a name."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]"))
+    return None
 
 
 def _host_of(origin: str) -> str | None:

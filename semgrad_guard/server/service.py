@@ -42,10 +42,10 @@ from semgrad_guard.guard import (
     streamed,
 )
 from semgrad_guard.named import reading_prompt
-from semgrad_guard.records import Verdict, VerdictDetails
+from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import KEY, Answer, Cuts, public_record
 from semgrad_guard.server.gate import HttpError
-from semgrad_guard.server.protocol import ChatRequest, Forwarded, ScoreRequest
+from semgrad_guard.server.protocol import CUTS, ChatRequest, Forwarded, ScoreRequest
 from semgrad_guard.server.scheduler import AnswerRequest, ForeignText, ModelQueue
 from semgrad_guard.server.upstream import RemoteTarget, Upstream, UpstreamRequest
 
@@ -219,8 +219,8 @@ class Service:
         facts = Facts(request_id=request_id, served=served.name, question=request.question)
         terms = self.terms(served, facts, response_id=response_id)
         cuts = request.cuts if terms.withholds else None
-        if cuts is not None:
-            read.require_cuts()
+        if cuts is not None and (unread := [problem for name, problem in read.left.items() if name in CUTS]):
+            raise InputError(unread[0])  # those are made here
         if terms.withholds and served.by_sentence is not None and request.wants_json:
             raise InputError(
                 "this server delivers the sentences of an answer that it lets through, and a part of a JSON answer is "
@@ -316,7 +316,7 @@ def _to_our_engine(request: ChatRequest, served: ServedModel, cuts: Cuts | None,
         InputError: this engine does not honour a field, or the prompt would be continued.
     """
     request.require_known()
-    if request.is_continued and terms.policy.calibration is not None:
+    if request.messages[-1].role == "assistant" and terms.policy.calibration is not None:
         raise BindingMismatchError(
             "the conversation ends with an assistant's message, which the answer would continue; the calibration "
             "was made on whole answers. Let it end with a user's message"
@@ -383,7 +383,13 @@ class Metrics:
         if verdict.uncertainty is None:
             self._unscored.labels(model).inc()
         if verdict.escalated is not None:
-            self._escalated(model, verdict.details.scored_tokens, verdict.escalated.details)
+            target, waiting = verdict.escalated.details, self._waiting.setdefault(model, [])
+            self._target.labels(model, "prompt").inc(target.prompt_tokens or 0)
+            self._target.labels(model, "completion").inc(target.answer_tokens or target.scored_tokens)
+            waiting.append(verdict.details.scored_tokens)
+            if len(waiting) == BLOCK:  # of one draft nothing is counted before there are others
+                self._drafts.labels(model).inc(sum(waiting))
+                waiting.clear()
         if not verdict.shows_draft:
             return
         self._saved.labels(model, "prompt").inc(verdict.details.prompt_tokens or 0)
@@ -392,16 +398,6 @@ class Metrics:
             self._uncertainty.labels(model).observe(verdict.uncertainty)
         if verdict.details.scoring_ms is not None:
             self._seconds.labels(model).observe(verdict.details.scoring_ms / 1000)
-
-    def _escalated(self, model: str, tokens: int, target: VerdictDetails) -> None:
-        """Of one draft nothing is counted before there are others."""
-        self._target.labels(model, "prompt").inc(target.prompt_tokens or 0)
-        self._target.labels(model, "completion").inc(target.answer_tokens or target.scored_tokens)
-        waiting = self._waiting.setdefault(model, [])
-        waiting.append(tokens)
-        if len(waiting) == BLOCK:
-            self._drafts.labels(model).inc(sum(waiting))
-            waiting.clear()
 
     @contextmanager
     def working(self, model: str) -> Generator[None]:

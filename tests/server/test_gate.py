@@ -24,7 +24,7 @@ from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.replay.memory import Memory
 from semgrad_guard.errors import InputError
 from semgrad_guard.server.app import PATHS, Limits, make_app
-from semgrad_guard.server.assembly import allowed_hosts, is_loopback, listen
+from semgrad_guard.server.assembly import allowed_hosts, bound_to, is_loopback
 from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.protocol import parse_json
 from semgrad_guard.server.scheduler import Assignment
@@ -281,7 +281,7 @@ async def test_small_packets_leave_at_once() -> None:
         known.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         writer.close()
 
-    bound = listen("127.0.0.1", 0)
+    bound = bound_to("127.0.0.1", 0)
     async with await asyncio.start_server(connected, sock=bound):
         _, writer = await asyncio.open_connection(*bound.getsockname())
         assert await known
