@@ -213,7 +213,8 @@ def _scored(
     rows: Sequence[Question], scorer: TextScorer, source: ModelSource, *, workers: int | None
 ) -> list[ScoredText]:
     """The scored texts: of this process, or of so many workers of Ray, which load the same model from `source`."""
-    texts, size = list[ScoredText](), from_options.BATCH
+    texts: list[ScoredText] = []
+    size = from_options.BATCH
     here = (text for start in range(0, len(rows), size) for text in scorer(rows[start : start + size]))
     with progress("Scoring") as tell:
         tell(0, len(rows))
