@@ -205,6 +205,8 @@ class Routes:
         """Decisions, the latest first; those on withheld answers without their scores and times."""
         query, log = _checked(dict(request.query_params), DecisionsRequest), self._log
         log.flush()
+        if query.after is not None and log.database.find(query.after) is None:  # deleted while a client turns the pages
+            raise HttpError(404, "decision_not_found", "after: there is no decision of this id", fields=("after",))
         rows = log.database.decisions(
             since=None if query.since is None else parse_since(query.since),
             action=query.action,
@@ -272,7 +274,8 @@ def _listed(decision: Decision, feedback: Feedback | None) -> dict[str, Any]:
     )
     partly = decision.is_part
     decision = decision if decision.shows_draft else decision.without_score()
-    row = decision.model_dump(mode="json", exclude={"drawn"})  # which would tell a client which grades will count
+    # Which grades will count, and whether the scores have drifted, withheld ones too, are the operator's to know.
+    row = decision.model_dump(mode="json", exclude={"drawn", "drift"})
     return {"object": "decision", **row, "delivery": decision.delivery, "partly_withheld": partly, "feedback": shown}
 
 
