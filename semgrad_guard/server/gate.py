@@ -236,13 +236,15 @@ class Keys:
         of_host: those of the server that hosts our routes; their length is that server's choice.
 
     Raises:
-        InputError: one of the server's own is shorter than 16 characters.
+        InputError: one of the server's own is shorter than 16 characters, or holds others than ASCII's.
     """
 
     def __init__(self, keys: Iterable[str] = (), *, of_host: Iterable[str] = ()) -> None:
         own = [key.strip() for key in keys if key.strip()]
-        if any(len(key) < _SHORTEST_KEY for key in own):
-            raise InputError(f"an API key has at least {_SHORTEST_KEY} characters; make one with: openssl rand -hex 32")
+        if not all(len(key) >= _SHORTEST_KEY and key.isascii() for key in own):  # as headers have them
+            raise InputError(
+                f"an API key has at least {_SHORTEST_KEY} characters, all of ASCII; make one with: openssl rand -hex 32"
+            )
         self._hashes = tuple(_hash(key) for key in (*own, *(key.strip() for key in of_host if key.strip())))
 
     def __bool__(self) -> bool:
@@ -265,7 +267,7 @@ class Keys:
             InputError: the file cannot be read, or holds no key.
         """
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeError) as error:
             raise InputError(f"the API keys in {path} cannot be read: {error}") from error
         keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]

@@ -95,7 +95,11 @@ def test_keys_are_not_kept(tmp_path: Path) -> None:
     assert KEY not in repr(vars(keys))
     with pytest.raises(InputError, match="at least 16"):
         Keys(["short"])
+    with pytest.raises(InputError, match="ASCII"):  # clients send it in UTF-8, and headers are read as Latin-1
+        Keys(["schlüssel" * 3])
     (tmp_path / "keys").write_text(f"# mine\n{KEY}\n\n")
+    assert Keys.from_file(tmp_path / "keys") == [KEY]
+    (tmp_path / "keys").write_text(f"{KEY}\n", encoding="utf-8-sig")  # as editors on Windows write it
     assert Keys.from_file(tmp_path / "keys") == [KEY]
     for content in ("", "# none\n"):
         (tmp_path / "none").write_text(content)
