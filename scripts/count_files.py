@@ -29,7 +29,7 @@ from llama_index_semgrad_guard import UncertaintyRouterCallback as LlamaIndexRou
 from llama_index_semgrad_guard import guarded as guarded_engine
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.server.assembly import assemble
-from semgrad_guard.server.hosting import Keys
+from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.server_settings import ServerSettings
 
 ROOT = Path(__file__).parents[1]

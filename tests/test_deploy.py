@@ -214,7 +214,7 @@ def test_systemd_verifies_the_unit(tmp_path: Path) -> None:
 
 
 def test_the_pages_options_metrics_and_variables_exist() -> None:
-    from semgrad_guard.server.prometheus import Metrics
+    from semgrad_guard.server.service import Metrics
 
     options = {option for parameter in SERVE.params for option in parameter.opts}
     others = {"--name", "--read-only", "--tmpfs", "--cap-drop", "--security-opt", "--stop-timeout", "--now"}
@@ -244,7 +244,7 @@ def test_the_pages_samples_are_yaml_and_every_alarm_can_be_raised() -> None:
     for rule in rules:
         assert rule["expr"].count("(") == rule["expr"].count(")")
         assert rule["annotations"]["summary"]
-    from semgrad_guard.server.problems import _CODES
+    from semgrad_guard.server.gate import _CODES
 
     codes = {code for _, _, code, _ in _CODES} | {"internal_error", "upstream_failed"}
     named = {

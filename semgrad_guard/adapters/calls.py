@@ -21,8 +21,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate_runs
-from semgrad_guard.calibration.binding import CALLS, shared_by
-from semgrad_guard.calibration.call_options import FIELDS, call_options
+from semgrad_guard.calibration.binding import CALL_FIELDS, CALLS, call_options, shared_by
 from semgrad_guard.decision_log.entries import DecisionSink
 from semgrad_guard.declared import names_in, plain
 from semgrad_guard.declared import pairs_in as pairs_in
@@ -166,7 +165,7 @@ def served_options(client: Any, call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _held(client: Any) -> dict[str, Any]:
-    held = ((name, getattr(client, name, None)) for name in FIELDS)
+    held = ((name, getattr(client, name, None)) for name in CALL_FIELDS)
     return {name: value for name, value in held if value is not None and not callable(value)}
 
 

@@ -1,25 +1,34 @@
 """Answers for `calibrate` and `gate`: of a model here, scored by its own states and gradients, or of another server,
-scored by the log-probabilities that it reports.
+scored by the log-probabilities that it reports; and what `gate` finds in them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from semgrad_guard.calibration import Binding
-from semgrad_guard.calibration.call_options import call_options
-from semgrad_guard.cli import from_options
-from semgrad_guard.cli.terminal import kept_on_interrupt
+import typer
+
+from semgrad_guard.calibration import Binding, Calibration
+from semgrad_guard.calibration.binding import call_options
+from semgrad_guard.cli import from_options, grading
+from semgrad_guard.cli.grading import Files
+from semgrad_guard.cli.terminal import kept_on_interrupt, say, say_unscored
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard import template_name
+from semgrad_guard.grading import AnswerGrader
+from semgrad_guard.guard import Policy, estimator_of, template_name
 from semgrad_guard.guard.reported import ReportedScorer, prompt_of
+from semgrad_guard.loading import ModelSource
+from semgrad_guard.paper.band import Band, Departure, Measured, decided, digest
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.questions.run import Answering, complete, run_binding
@@ -193,3 +202,108 @@ class ServerWriter:
         return Answer.to(
             question, text=found.text, finish_reason=found.finish_reason, scores=scores(verdicts), **fields
         )
+
+
+def writer_for(
+    policy: Policy,
+    source: ModelSource,
+    server: str | None,
+    *,
+    decoding: GenerationOptions,
+    phrasing: Phrasing,
+    template: str,
+) -> ModelWriter | ServerWriter:
+    """The model or the server that answers as the calibration's did.
+
+    Raises:
+        BindingMismatchError: the calibration was made for something else.
+        InputError: it is bound to nothing.
+    """
+    bound = policy.binding
+    if bound is None:
+        raise InputError("The calibration is bound to nothing: it cannot be told whether it fits. Calibrate again.")
+    if server is None:
+        estimator = estimator_of(policy.calibration)
+        named = {estimator.name: estimator}
+        writer = ModelWriter(
+            from_options.load(source), named, template, decoding, phrasing, on_cut=policy.on_cut or "score"
+        )
+        mine = writer.binding(bound.grader or "")(estimator)
+    else:
+        scorer = ReportedScorer.of(source.model, policy.calibration)
+        writer = ServerWriter(server, scorer, decoding, phrasing, policy.on_cut or "score")
+        mine = writer.binding(bound.grader or "")(None)
+    mine = mine.model_copy(update={"upstream": bound.upstream})
+    policy.check(mine)
+    for name in ("max_tokens", "stop", "options") if bound.max_tokens is not None else ():
+        was, now = getattr(bound, name), getattr(mine, name)
+        if was != now:
+            raise BindingMismatchError(
+                f"The calibration's answers were made with {name} {was!r}, and these would be with {now!r}. Give the "
+                "options of the calibration."
+            )
+    return writer
+
+
+def measure(
+    rows: Sequence[Question],
+    writer: ModelWriter | ServerWriter,
+    policy: Policy,
+    grader: AnswerGrader,
+    files: Files,
+) -> Measured:
+    """Answer, grade, and decide as a guard with this policy does."""
+    answers = writer.answers(rows, files.answers, writer.phrasing.name(rows))
+    say_unscored(answers)
+    grades = grading.grade(rows, answers, grader, book=files.grades)
+    estimator = "" if policy.binding is None else policy.binding.estimator
+    prompts = writer.phrasing.forms(rows, writer.form)
+    decisions = [
+        decided(answer, right, policy, score=answer.uncertainty(estimator), prompt=prompt)
+        for answer, right, prompt in zip(answers, grades.of_answers.values(), prompts, strict=True)
+        if isinstance(right, bool)  # an abstention is neither right nor wrong
+    ]
+    return Measured(digest(rows), grades.grader, policy.calibration_id or "", decisions)
+
+
+def show(
+    measured: Measured,
+    band: Band,
+    left: Sequence[Departure],
+    calibration: Calibration | None,
+    recorded_in: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """The verdict, for people or as JSON."""
+    effect = measured.readings[0]
+    strange = Counter(reason for one in measured.answers for reason in one.unfamiliar)
+    for reason, count in strange.items():
+        say(f"nothing is promised about {count} of {effect.answers} answers: {reason}.", label="Warning")
+    if as_json:
+        document = {
+            "passed": not left,
+            "left": [{**asdict(one), "range": one.range.model_dump()} for one in left],
+            "coverage": effect.coverage,
+            "error": effect.delivered_error,
+            "answers": effect.answers,
+            "delivered": effect.delivered,
+            "delivered_wrong": effect.delivered_wrong,
+            "at_threshold": sum(one.at_threshold for one in measured.answers),
+            "unfamiliar": strange,
+            "calibration_id": measured.calibration_id,
+            "alpha": calibration and calibration.alpha,
+            "requested_alpha": calibration and calibration.requested,
+            "band": band.model_dump(mode="json"),
+        }
+        typer.echo(json.dumps(document, ensure_ascii=False))
+        return
+    error = "none" if effect.delivered_error is None else f"{effect.delivered_error:.1%}"
+    typer.echo(f"coverage {effect.coverage:.1%} ({effect.delivered} of {effect.answers}), band {band.coverage}")
+    typer.echo(f"error    {error} ({effect.delivered_wrong} of {effect.delivered}), band {band.error}")
+    for one in left:
+        typer.echo(f"{one}.")
+    if recorded_in is not None:
+        typer.echo(f"The band is in {recorded_in}; keep it with the code.")
+    else:
+        typer.echo("The gate fails." if left else "The gate passes.")

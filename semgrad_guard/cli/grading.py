@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from semgrad_guard.calibration.planning import rows_to_grade, share_to_grade
-from semgrad_guard.cli.command import Output, require_outputs
-from semgrad_guard.cli.from_options import quietly
+from semgrad_guard.cli.from_options import Output, quietly, require_outputs
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, say
 from semgrad_guard.errors import GradingError
 from semgrad_guard.grading import GRADERS, AnswerGrader, by_name

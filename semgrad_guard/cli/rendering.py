@@ -40,27 +40,22 @@ def verdict_view(verdict: Verdict) -> RenderableType:
     title = {"answer": "answer", "abstain": "abstained", "escalate": "escalated"}[verdict.action]
     if verdict.action == "abstain" and any(one.action == "deliver" for one in verdict.sentences):
         title = "judged by sentence"  # a guard delivers a part of it
+    alpha, requested = verdict.details.alpha, verdict.details.requested_alpha
+    promised: list[tuple[str, str | Text]] = []
+    if verdict.details.unfamiliar:
+        promised = [("promise", f"none: {printable('; '.join(verdict.details.unfamiliar))}")]
+    elif alpha is not None and requested is not None:
+        wish = f"at most {100 * requested:g}% was asked for"
+        promised = [("promise", f"at most {upwards(alpha)} are wrong; {wish}")]
     panel = Panel(body, title=title, title_align="left", border_style=colour, box=box.ROUNDED)
     facts = _pairs(
         ("action", Text(verdict.action, style=f"bold {colour}") + Text(f"  {_why(verdict)}", style="dim")),
         ("uncertainty", f"{figure(verdict.uncertainty)}  ({verdict.estimator}, higher is less certain)"),
         ("confidence", percent(verdict.confidence) if verdict.confidence is not None else "unknown: no calibration"),
-        *(
-            [("promise", f"none: {printable('; '.join(verdict.details.unfamiliar))}")]
-            if verdict.details.unfamiliar
-            else _reached(verdict)
-        ),
+        *promised,
         ("model", verdict.details.model),
     )
     return Group(panel, *([_sentences(verdict)] if verdict.sentences else []), facts)
-
-
-def _reached(verdict: Verdict) -> list[tuple[str, str]]:
-    """A promise that is not the one that was asked for."""
-    alpha, requested = verdict.details.alpha, verdict.details.requested_alpha
-    if alpha is None or requested is None:
-        return []
-    return [("promise", f"at most {upwards(alpha)} are wrong; at most {100 * requested:g}% was asked for")]
 
 
 def _sentences(verdict: Verdict) -> RenderableType:

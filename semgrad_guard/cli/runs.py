@@ -1,4 +1,4 @@
-"""The runs of `calibrate` and `evaluate`: answers, or recorded ones, their grades, and the calibration or report."""
+"""The runs of `calibrate`, `evaluate` and `probe`: answers, or recorded ones, their grades, and the results."""
 
 from __future__ import annotations
 
@@ -17,11 +17,22 @@ from rich.table import Table
 from semgrad_guard.calibration import Binding
 from semgrad_guard.calibration.calibration_set import Copies
 from semgrad_guard.cli import from_options, grading
-from semgrad_guard.cli.command import Output, read_by, require_outputs
-from semgrad_guard.cli.drafting import ModelWriter, ServerWriter
+from semgrad_guard.cli.drafting import ModelWriter, ServerWriter, asking
+from semgrad_guard.cli.from_options import Output, read_by, require_outputs
 from semgrad_guard.cli.grading import Files, recorded_keys, show_grades
-from semgrad_guard.cli.terminal import OUT, kept_on_interrupt, note, say, say_cut, say_unscored, show_line, status
+from semgrad_guard.cli.terminal import (
+    OUT,
+    kept_on_interrupt,
+    note,
+    progress,
+    say,
+    say_cut,
+    say_unscored,
+    show_line,
+    status,
+)
 from semgrad_guard.engine.answers.options import GenerationOptions
+from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import NEEDS_LABELS, Estimator, FusedStates
 from semgrad_guard.estimators.samples import AskingEstimator
@@ -41,10 +52,16 @@ from semgrad_guard.grading.candidates import (
 from semgrad_guard.grading.grader import ABSTAINED, Grade, Verdicts
 from semgrad_guard.grading.learning_set import LearningSet
 from semgrad_guard.grading.sheets import GRADES, HUMAN, SheetAnswer, extend_sheet, grade, labels_for, with_references
-from semgrad_guard.guard import ReportedScorer, require_by_sentence
+from semgrad_guard.guard import template_name
+from semgrad_guard.guard.answering import require_by_sentence
+from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.loading import ModelSource, load_estimator
 from semgrad_guard.metrics import aurc, auroc
+from semgrad_guard.paper.drawing import save
 from semgrad_guard.paper.experiment import Experiment, SampledQuestions, semgrad_ablations
+from semgrad_guard.paper.figures import sps_auroc_figure, sps_figure
+from semgrad_guard.paper.probe_record import Probe
+from semgrad_guard.paper.probing import ProbePlan, by_model, probe, with_written
 from semgrad_guard.paper.report import is_report, write_report
 from semgrad_guard.paper.results import GradedRun, Results, is_graded_table, read_graded, write_graded
 from semgrad_guard.paper.tables import is_table
@@ -171,12 +188,6 @@ def _say_near(questions: Sequence[Question]) -> None:
 
 _SAMPLED = 300
 """Questions of each kind in which the methods that draw samples take part, a seeded choice; the others take all."""
-
-
-def compared_by(models: str | None) -> tuple[str | None, str | None]:
-    """The NLI model and the cross-encoder of `--nli`, each None where it is not named."""
-    nli, _, cross_encoder = (models or "").partition("+cross-encoder=")
-    return nli or None, cross_encoder or None
 
 
 def estimators_of(
@@ -394,3 +405,39 @@ def show(results: Results, files: EvaluationFolder, *, as_json: bool, reported: 
 def _mean(values: Sequence[float | None]) -> float:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else 0.0
+
+
+def paraphrased(
+    questions: Sequence[Question], path: Path, writer: str, nli: str | None, model: LanguageModel
+) -> list[Question]:
+    """The questions with their paraphrases, which the writer has written: the model itself, or a server's."""
+    url, _, name = writer.partition("#")
+    ask = asking(url, name) if name else by_model(model)
+    with from_options.quietly("Loading what compares questions …"):
+        judge = None if nli is None else entailment_model(nli)
+    with progress("Writing paraphrases") as tell:
+        named = writer if name else f"{model.identity.name}, {model.identity.fingerprint}"
+        return with_written(
+            questions, path, ask, writer=named, nli=judge, batch_size=from_options.BATCH, on_progress=tell
+        )
+
+
+def probed(questions: QuestionFile, plan: ProbePlan, model: LanguageModel, kept: Path | None) -> Probe:
+    """The probe of a model; its answers are kept there."""
+    return probe(
+        questions.rows,
+        model=model,
+        plan=plan,
+        data=questions.path.name,
+        answers_path=kept,
+        grader=GRADERS[default_grader(template_name(model, Phrasing().name()))],
+        phase=progress,
+    )
+
+
+def drawn(found: Probe, heat_map: Path, scatter: Path) -> list[Path]:
+    """The pictures of a probe, drawn into these files as far as there is something to show."""
+    made = [save(sps_figure(found.preservation, title=found.title, tokens=found.labels), heat_map)]
+    if (aurocs := found.aurocs) is not None:
+        made.append(save(sps_auroc_figure(found.preservation, aurocs, title=found.title), scatter))
+    return made

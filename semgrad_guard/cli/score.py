@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from semgrad_guard.cli import from_options
-from semgrad_guard.cli.command import ExitCode, Output, code_of_run, one_from_stdin, require_outputs
-from semgrad_guard.cli.terminal import OUT, note, progress, say, say_problems, status
+from semgrad_guard.cli.from_options import Output, one_from_stdin, require_outputs
+from semgrad_guard.cli.terminal import OUT, ExitCode, code_of_run, note, progress, say, say_problems, status
 from semgrad_guard.errors import BindingMismatchError, EmptyPromptError, InputError
 from semgrad_guard.files import atomic_write
 from semgrad_guard.loading import ModelSource, load_estimator, pocket_policy
@@ -214,17 +214,14 @@ def _scored(
 ) -> list[ScoredText]:
     """The scored texts: of this process, or of so many workers of Ray, which load the same model from `source`."""
     texts: list[ScoredText] = []
+    size = from_options.BATCH
+    here = (text for start in range(0, len(rows), size) for text in scorer(rows[start : start + size]))
     with progress("Scoring") as tell:
         tell(0, len(rows))
-        for text in _one_by_one(rows, scorer) if workers is None else _spread(rows, scorer, source, workers):
+        for text in here if workers is None else _spread(rows, scorer, source, workers):
             texts.append(text)
             tell(len(texts), len(rows))
     return texts
-
-
-def _one_by_one(rows: Sequence[Question], scorer: TextScorer) -> Iterator[ScoredText]:
-    for start in range(0, len(rows), from_options.BATCH):
-        yield from scorer(rows[start : start + from_options.BATCH])
 
 
 def _spread(rows: Sequence[Question], scorer: TextScorer, source: ModelSource, workers: int) -> Iterator[ScoredText]:

@@ -1,5 +1,5 @@
-"""The terminal for every command: messages, levels of verbosity, progress, and the signals that end a command: Ctrl-C,
-and those of service managers, which end it in the same orderly way.
+"""The terminal for every command: exit codes, messages, levels of verbosity, progress, and the signals that end a
+command: Ctrl-C, and those of service managers, which end it in the same orderly way.
 """
 
 from __future__ import annotations
@@ -22,6 +22,25 @@ from rich.text import Text
 from semgrad_guard.questions.run_record import Answer
 
 _NAMES = ("SIGTERM", "SIGHUP")
+
+
+class ExitCode(IntEnum):
+    """How a command ended."""
+
+    OK = 0
+    ERROR = 1
+    USAGE = 2
+    ABSTAINED = 3
+    NO_THRESHOLD = 4
+    BROKEN_LINES = 5
+    UNSCORED = 6
+    GATE = 7
+    INTERRUPTED = 130
+
+
+def code_of_run(*, unscored: object = False, broken: object, otherwise: ExitCode = ExitCode.OK) -> ExitCode:
+    """How a run over a file ends: a fault of the model comes before one of the file, and that before any other."""
+    return ExitCode.UNSCORED if unscored else ExitCode.BROKEN_LINES if broken else otherwise
 
 
 class Ended(KeyboardInterrupt):

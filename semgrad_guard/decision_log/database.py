@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 from urllib.parse import urlsplit
@@ -64,6 +64,7 @@ PROMISED = sa.and_(decisions.c.promised, decisions.c.action == "answer", decisio
 RANDOMLY_GRADED = sa.select(feedback.c.decision_id).where(feedback.c.sampling == "random")
 
 _LONGEST_REASON = 300
+_EDITED = "was it edited? Put it right, or delete it"
 
 E = TypeVar("E", bound=Entry)
 
@@ -100,7 +101,12 @@ class Database:
             wait = f"busy_timeout={patience * 1000:.0f}"
             settings = (wait, "journal_mode=WAL", "synchronous=FULL", "secure_delete=ON")  # no text stays in free pages
             sa_event.listen(self._engine, "do_connect", _protect_sqlite)
-            sa_event.listen(self._engine, "connect", partial(_set_up_sqlite, settings))
+
+            def set_up(connection: Any, _: object) -> None:
+                for setting in settings:
+                    connection.execute(f"PRAGMA {setting}").close()
+
+            sa_event.listen(self._engine, "connect", set_up)
         self._ready, self._preparing = False, threading.Lock()
 
     @property
@@ -252,13 +258,12 @@ class Database:
             counts = dict.fromkeys(get_args(Action), 0) | {row[0]: row[1] for row in connection.execute(counted)}
             found = connection.execute(blocks).mappings().all()
         mine = {action: [row for row in found if row["own"] == action] for action in counts}
-        return Savings(
-            counts,
-            {
-                action: Spent(requests=BLOCK * len(rows), **{name: _sum([row[name] for row in rows]) for name in names})
-                for action, rows in mine.items()
-            },
-        )
+        spent = dict[Action, Spent]()
+        for action, rows in mine.items():
+            columns_of = {name: [row[name] for row in rows] for name in names}
+            known = {name: sum(column) for name, column in columns_of.items() if column and None not in column}
+            spent[action] = Spent(requests=BLOCK * len(rows), **known)
+        return Savings(counts, spent)
 
     def forget(self, before: datetime) -> int:
         """Delete decisions before a time, and feedback on them; how many decisions there were."""
@@ -281,6 +286,8 @@ class Database:
             with self._engine.begin() as connection:
                 began = True
                 yield connection
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:  # SQLite takes any value in any column
+            raise DecisionLogError(f"a row of the decision log holds what is no JSON; {_EDITED}") from error
         except sa_exc.SQLAlchemyError as error:
             # A driver's text may quote rows, and rows may hold questions and answers.
             why = "" if began else f": {_reason(error, self.url)}"
@@ -339,11 +346,6 @@ def _graded(connection: sa.Connection, some: sa.Select[Any]) -> dict[str, Feedba
     return found
 
 
-def _sum(numbers: Sequence[Any]) -> Any:
-    """None where one of them is not known, or there is none."""
-    return None if None in numbers or not numbers else sum(numbers)
-
-
 def _reason(error: sa_exc.SQLAlchemyError, url: sa.URL) -> str:
     """The driver's text about a database that cannot be opened, in one line and without the password."""
     text = " ".join(str(getattr(error, "orig", None) or error).split())
@@ -374,18 +376,16 @@ def _protect_sqlite(_: object, __: object, arguments: Sequence[Any], ___: object
         ) from error
 
 
-def _set_up_sqlite(settings: Sequence[str], connection: Any, _: object) -> None:
-    cursor = connection.cursor()
-    for setting in settings:
-        cursor.execute(f"PRAGMA {setting}")
-    cursor.close()
-
-
 def _row(entry: Entry) -> dict[str, Any]:
     moments = {name: value.timestamp() for name, value in entry if isinstance(value, datetime)}
     return {**entry.model_dump(exclude={"note"}), **moments}
 
 
 def _entry(kind: type[E], row: Mapping[Any, Any]) -> E:
-    moments = {name: datetime.fromtimestamp(row[name], UTC) for name in ("at", "drawn") if row.get(name) is not None}
-    return kind.model_validate({**row, **moments})
+    moments = {name: row[name] for name in ("at", "drawn") if row.get(name) is not None}
+    try:
+        moments = {name: datetime.fromtimestamp(value, UTC) for name, value in moments.items()}
+        return kind.model_validate({**row, **moments})
+    except (ValueError, TypeError, OverflowError, OSError) as error:
+        named = str(row.get("id"))[:60]
+        raise DecisionLogError(f"row {named} of the decision log cannot be read; {_EDITED}") from error

@@ -287,7 +287,7 @@ def parse_since(text: str, *, now: datetime | None = None) -> datetime:
     """
     now = now or datetime.now(UTC)
     try:
-        if found := re.fullmatch(r"(\d{1,6})([mhdw])", text.strip()):
+        if found := re.fullmatch(r"([0-9]{1,6})([mhdw])", text.strip()):
             return now - timedelta(**{_UNITS[found[2]]: int(found[1])})
         moment = datetime.fromisoformat(text.strip())
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.answering import Answerer as Answerer
     from semgrad_guard.guard.answering import require_by_sentence as require_by_sentence
     from semgrad_guard.guard.answering import template_name as template_name
-    from semgrad_guard.guard.answering import without_calls as without_calls
     from semgrad_guard.guard.decision import binding_of as binding_of
     from semgrad_guard.guard.decision import decide as decide
     from semgrad_guard.guard.decision import escalated as escalated

@@ -23,6 +23,7 @@ from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.engine.interruption import Pieces, Ticket, current_stop, outcomes, waited
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.forms import ToolAnswer, shown_text
+from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.scores.tape import OUT_OF_MEMORY, give_back_memory, is_out_of_memory
 from semgrad_guard.engine.text_units import Span
 from semgrad_guard.errors import InputError, UnsupportedToolsError
@@ -134,40 +135,45 @@ class Answerer:
     ) -> Request[Draft[Generation]]:
         """The request for an answer and its score, for `model.submit`: concurrent ones share the model's steps.
 
-        `on_piece` is called with the pieces of the answer, in the model's thread, and must not wait. Where answers are
-        judged by sentence, and `terms` withhold, the pieces are the sentences that these let through (`early`).
-
         Raises:
             SemGradGuardError: it cannot be answered.
         """
-        early = self.early(terms, on_piece, template_options)
+        given: Any = {"template_options": template_options}
+        prompt = self.model.render(conversation, **(template_options or {}))
+
+        def drafted(found: Sequence[Generation], known: Verdict | None) -> Draft[Generation]:
+            return self.draft(found[0], known=known, structure=structure, **given)
+
+        return self.request_of(prompt, (self.options,), drafted, on_piece=on_piece, terms=terms, **given)
+
+    def request_of(
+        self,
+        prompt: Prompt,
+        options: tuple[GenerationOptions, ...],
+        finish: Callable[[Sequence[Generation], Verdict | None], R],
+        *,
+        template_options: TemplateOptions | None = None,
+        on_piece: Listener = None,
+        terms: Terms | None = None,
+    ) -> Request[R]:
+        """The request for answers to a prompt, one with each of these options; `finish` scores them.
+
+        `on_piece` is called with the pieces of the answer, in the model's thread, and must not wait. Where answers are
+        judged by sentence, and `terms` withhold, these are sentences that are let through; `finish` gets their verdict.
+        """
+        early: EarlySentences | None = None
+        if terms is not None and on_piece is not None and terms.delivers_early and self.has_parts(template_options):
+            early = EarlySentences(terms, on_piece)
         opened = partial(self.opened, template_options=template_options)
         return Request(
-            prompt=self.model.render(conversation, **(template_options or {})),
-            options=(self.options,),
+            prompt=prompt,
+            options=options,
             objective=self.estimator.objective,
-            on_piece=without_calls(self.model, on_piece) if on_piece and _has_tools(template_options) else on_piece,
+            on_piece=_without_calls(self.model, on_piece) if on_piece and _has_tools(template_options) else on_piece,
             on_sentences=early and (lambda ended: early.add(opened(ended, early.known))),
             draws=self.draws,
-            finish=lambda found: self.draft(
-                found[0],
-                template_options=template_options,
-                known=None if early is None else early.known,
-                structure=structure,
-            ),
+            finish=lambda found: finish(found, early and early.known),
         )
-
-    def early(
-        self, terms: Terms | None, on_piece: Listener, template_options: TemplateOptions | None = None
-    ) -> EarlySentences | None:
-        """What hands on the sentences that leave while their answer is being written.
-
-        None where only its end can tell: an answer without parts, and terms by which one doubt, or the place where it
-        is cut off, withholds all of it.
-        """
-        if terms is None or on_piece is None or not terms.delivers_early or not self.has_parts(template_options):
-            return None
-        return EarlySentences(terms, on_piece)
 
     def has_parts(self, template_options: TemplateOptions | None = None) -> bool:
         """Whether sentences can be judged before their answer ends: not where it may call tools, or has a grammar."""
@@ -358,7 +364,7 @@ def template_name(model: LanguageModel, name: str, template_options: Mapping[str
     return f"{name}@{model.template_fingerprint(template_options) if template_options else model.identity.template}"
 
 
-def without_calls(model: LanguageModel, listener: Callable[[Piece], None]) -> Callable[[Piece], None]:
+def _without_calls(model: LanguageModel, listener: Callable[[Piece], None]) -> Callable[[Piece], None]:
     """A listener that gets no text which is a call of a tool, or may turn out to be one."""
     text, shown = "", 0
 

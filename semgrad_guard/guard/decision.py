@@ -12,9 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from semgrad_guard.calibration.binding import FIELDS, Binding
+from semgrad_guard.calibration.binding import FIELDS, Binding, unlike_calls
 from semgrad_guard.calibration.calibration_record import Calibration
-from semgrad_guard.calibration.call_options import unlike_calls
 from semgrad_guard.calibration.sentence_gates import compared_scores, depending_on
 from semgrad_guard.engine.text_units import Path, Span, fields_of, is_unfinished, sentences
 from semgrad_guard.guard.policy import Policy, Terms

@@ -93,7 +93,7 @@ class ReportedScorer:
         bound = None if calibration is None else calibration.binding
         if bound is None:
             return cls(model, estimator or REPORTED[0], by_sentence=by_sentence)
-        if not is_reported(bound):
+        if not (bound.settings or {}).get("reported"):
             raise BindingMismatchError(
                 f"The calibration was made for scores of a local model ({bound.estimator}), and this server's answers "
                 "are scored by the log-probabilities that it reports. Make one with `semgrad-guard calibrate --engine "
@@ -288,11 +288,6 @@ class ReportedSentences:
         return list(self._new)
 
 
-def is_reported(binding: Binding) -> bool:
-    """Whether a calibration is about the log-probabilities that a server reports."""
-    return bool((binding.settings or {}).get("reported"))
-
-
 def prompt_of(conversation: Sequence[Message], tools: Sequence[Any] = ()) -> PromptForm | None:
     """The form of a prompt whose template and tokens only its server knows: its messages, and words for tokens."""
     if not conversation:
@@ -379,9 +374,8 @@ def _entropy(entry: Mapping[str, Any], top: int) -> float:
     """The entropy of the `top` likeliest tokens, and of all others as one outcome, in nats."""
     given: Any = entry.get("top_logprobs")
     listed = cast("Sequence[Any]", given) if isinstance(given, Sequence) else ()
-    values: list[Any] = [
-        cast("Mapping[str, Any]", other).get("logprob") for other in listed if isinstance(other, Mapping)
-    ]
+    others = [cast("Mapping[str, Any]", other) for other in listed if isinstance(other, Mapping)]
+    values: list[Any] = [other.get("logprob") for other in others]
     if len(values) < top or any(not isinstance(value, int | float) or not value <= _ROUNDING for value in values):
         raise _NoScore(f"a token of the answer has no {top} alternatives with log-probabilities")
     likeliest = sorted((math.exp(min(float(value), 0.0)) for value in values), reverse=True)[:top]

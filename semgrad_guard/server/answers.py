@@ -100,9 +100,11 @@ def public_record(verdict: Verdict) -> dict[str, Any]:
     """A verdict as clients get it.
 
     The record of a withheld answer holds the action, the threshold, and the decision's id; its score and the reason are
-    in the decision log. Of a part, withheld sentences show where they are left out, and not how many they are.
+    in the decision log. Of a part, withheld sentences show where they are left out, and not how many they are. Whether
+    the scores have drifted is about all answers, withheld ones too: the operator finds it in the log and the metrics.
     """
     record = verdict.metadata()
+    record["details"]["drift"] = None
     if verdict.escalated is not None:
         record["escalated"] = public_record(verdict.escalated)
     if verdict.shows_draft:

@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,7 +24,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import semgrad_guard
-from semgrad_guard.calibration import Calibration
 from semgrad_guard.calibration.promise import PromiseMonitor
 from semgrad_guard.decision_log.entries import Decision, Feedback, parse_since
 from semgrad_guard.errors import InputError
@@ -36,14 +35,11 @@ from semgrad_guard.server.completions import (
     streamed,
     unless_gone,
 )
-from semgrad_guard.server.hosting import Gate, Keys
-from semgrad_guard.server.problems import BUGS, ClientGoneError, HttpError, error_about, http_error_of
-from semgrad_guard.server.prometheus import CONTENT_TYPE
+from semgrad_guard.server.gate import BUGS, ClientGoneError, Gate, HttpError, Keys, error_about, http_error_of
+from semgrad_guard.server.other_protocols import ResponsesTranslation, TextTranslation
 from semgrad_guard.server.protocol import DecisionsRequest, FeedbackRequest, ScoreRequest, parse_json
-from semgrad_guard.server.responses import ResponsesTranslation
 from semgrad_guard.server.server_settings import ServeOptions
-from semgrad_guard.server.service import Service
-from semgrad_guard.server.text_completions import TextTranslation
+from semgrad_guard.server.service import CONTENT_TYPE, Service
 
 if TYPE_CHECKING:  # it needs the extra `log`
     from semgrad_guard.decision_log.decision_log import DecisionLog
@@ -150,9 +146,9 @@ class Routes:
             "/metrics": self.metrics,
             "/v1/models": self.models,
             "/v1/models/{name:path}": self.model,
-            "/v1/decisions": self.decisions,
-            "/v1/promises": self.promises,
-            "/v1/savings": self.savings,
+            "/v1/decisions": partial(asyncio.to_thread, self.decisions),  # a database may take its time
+            "/v1/promises": partial(asyncio.to_thread, self.promises),
+            "/v1/savings": partial(asyncio.to_thread, self.savings),
         }
         post: Mapping[str, Handler] = {
             "/v1/chat/completions": partial(self._answered, Translation.of),
@@ -162,7 +158,7 @@ class Routes:
             "/v1/feedback": self.feedback,
         }
         return [
-            Route(path, _response_of(handler), methods=[method])
+            Route(path, _responding(handler), methods=[method])
             for method, handlers in (("GET", get), ("POST", post))
             for path, handler in handlers.items()
         ]
@@ -197,21 +193,47 @@ class Routes:
 
     async def feedback(self, request: Request) -> Mapping[str, Any]:
         """Whether a delivered answer was right."""
-        body = await self._read(request, FeedbackRequest)
-        return await asyncio.to_thread(_feedback, self._log, body, current=self._service.calibrations)
+        body, log = await self._read(request, FeedbackRequest), self._log
+        grade: Any = {"right": body.right, "grader": body.grader, "current": self._service.calibrations}
+        try:
+            entry = await asyncio.to_thread(log.feedback, body.decision_id, **grade)
+        except InputError as error:
+            raise HttpError(404, "decision_not_found", str(error), fields=("decision_id",)) from error
+        return {"object": "feedback", **entry.model_dump(mode="json")}
 
-    async def decisions(self, request: Request) -> Mapping[str, Any]:
-        """Decisions, the latest first."""
-        query = _checked(dict(request.query_params), DecisionsRequest)
-        return await asyncio.to_thread(_decisions, self._log, query)
+    def decisions(self, request: Request) -> Mapping[str, Any]:
+        """Decisions, the latest first; those on withheld answers without their scores and times."""
+        query, log = _checked(dict(request.query_params), DecisionsRequest), self._log
+        log.flush()
+        if query.after is not None and log.database.find(query.after) is None:  # deleted while a client turns the pages
+            raise HttpError(404, "decision_not_found", "after: there is no decision of this id", fields=("after",))
+        rows = log.database.decisions(
+            since=None if query.since is None else parse_since(query.since),
+            action=query.action,
+            limit=query.limit + 1,
+            before=query.after,
+        )
+        data = [_listed(decision, feedback) for decision, feedback in rows[: query.limit]]
+        return {"object": "list", "data": data, "has_more": len(rows) > query.limit}
 
-    async def promises(self, _: Request) -> Mapping[str, Any]:
-        """Whether the promises of the calibrations hold, by the grades of answers that were drawn at random."""
-        return await asyncio.to_thread(_promises, self._log, current=self._service.calibrations)
+    def promises(self, _: Request) -> Mapping[str, Any]:
+        """Whether the promises hold, by the grades of answers that were drawn at random: those of the calibrations
+        that decide first."""
+        current, logged = self._service.calibrations, {str(one.calibration_id): one for one in self._log.promises()}
+        for name, calibration in current.items():
+            if calibration.threshold is not None and calibration.is_about_answers and name not in logged:
+                monitor, requested = PromiseMonitor(calibration.alpha, calibration.delta), calibration.requested
+                logged[name] = monitor.report(calibration_id=name, requested_alpha=requested)
+        data = [{**one.model_dump(), "words": str(one), "current": name in current} for name, one in logged.items()]
+        return {"object": "list", "data": sorted(data, key=lambda one: not one["current"])}
 
-    async def savings(self, request: Request) -> Mapping[str, Any]:
-        """What escalating only what is doubtful has saved, and cost."""
-        return await asyncio.to_thread(_savings, self._log, request.query_params.get("since"))
+    def savings(self, request: Request) -> Mapping[str, Any]:
+        """What escalating only what is doubtful has saved, and cost, over whole blocks of decisions."""
+        log, since = self._log, parse_since(request.query_params.get("since") or "7d")
+        log.flush()
+        found = log.database.savings(since=since)
+        spent = {action: asdict(one) for action, one in found.spent.items()}
+        return {"object": "savings", "requests": found.counts, "sums": spent, "words": found.words()}
 
     @property
     def _log(self) -> DecisionLog:
@@ -246,57 +268,14 @@ class Routes:
         return _checked(parse_json(await _body(request, self._limits)), kind)
 
 
-# The decision log over HTTP.
-
-
-def _feedback(log: DecisionLog, request: FeedbackRequest, *, current: Collection[str]) -> dict[str, Any]:
-    """Log whether a delivered answer was right; `current` are the calibrations that decide."""
-    try:
-        entry = log.feedback(request.decision_id, right=request.right, grader=request.grader, current=current)
-    except InputError as error:
-        raise HttpError(404, "decision_not_found", str(error), fields=("decision_id",)) from error
-    return {"object": "feedback", **entry.model_dump(mode="json")}
-
-
-def _decisions(log: DecisionLog, request: DecisionsRequest) -> dict[str, Any]:
-    """Decisions, the latest first; those on withheld answers without their scores and times."""
-    log.flush()
-    rows = log.database.decisions(
-        since=None if request.since is None else parse_since(request.since),
-        action=request.action,
-        limit=request.limit + 1,
-        before=request.after,
-    )
-    data = [_listed(decision, feedback) for decision, feedback in rows[: request.limit]]
-    return {"object": "list", "data": data, "has_more": len(rows) > request.limit}
-
-
-def _promises(log: DecisionLog, *, current: Mapping[str, Calibration]) -> dict[str, Any]:
-    """Whether the promises in the log hold, those of the calibrations that decide (`current`) first."""
-    logged = {str(one.calibration_id): one for one in log.promises()}
-    for name, calibration in current.items():
-        if calibration.threshold is not None and calibration.is_about_answers and name not in logged:
-            monitor, requested = PromiseMonitor(calibration.alpha, calibration.delta), calibration.requested
-            logged[name] = monitor.report(calibration_id=name, requested_alpha=requested)
-    data = [{**one.model_dump(), "words": str(one), "current": name in current} for name, one in logged.items()]
-    return {"object": "list", "data": sorted(data, key=lambda one: not one["current"])}
-
-
-def _savings(log: DecisionLog, since: str | None) -> dict[str, Any]:
-    """What the decisions since a time have saved and cost, over whole blocks of them."""
-    log.flush()
-    found = log.database.savings(since=parse_since(since or "7d"))
-    spent = {action: asdict(one) for action, one in found.spent.items()}
-    return {"object": "savings", "requests": found.counts, "sums": spent, "words": found.words()}
-
-
 def _listed(decision: Decision, feedback: Feedback | None) -> dict[str, Any]:
     shown = (
         None if feedback is None else feedback.model_dump(mode="json", include={"at", "right", "sampling", "grader"})
     )
     partly = decision.is_part
     decision = decision if decision.shows_draft else decision.without_score()
-    row = decision.model_dump(mode="json", exclude={"drawn"})  # which would tell a client which grades will count
+    # Which grades will count, and whether the scores have drifted, withheld ones too, are the operator's to know.
+    row = decision.model_dump(mode="json", exclude={"drawn", "drift"})
     return {"object": "decision", **row, "delivery": decision.delivery, "partly_withheld": partly, "feedback": shown}
 
 
@@ -322,7 +301,7 @@ def _checked(fields: Mapping[str, Any], kind: type[B]) -> B:
         raise error_about(error, fields, {}) from None
 
 
-def _response_of(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+def _responding(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     async def respond(request: Request) -> Response:
         found = await handler(request)
         return found if isinstance(found, Response) else JSONResponse(found)

@@ -43,7 +43,7 @@ from semgrad_guard.server.answers import (
     public_sentence,
     tool_call_fields,
 )
-from semgrad_guard.server.problems import ENDING, ClientGoneError, HttpError
+from semgrad_guard.server.gate import ENDING, ClientGoneError, HttpError
 from semgrad_guard.server.service import Call, Service
 
 Json = dict[str, Any]
@@ -166,7 +166,7 @@ async def chunks(
         sent = thought = ""
     used = usage(call, outcomes)
     on_usage(used)
-    if call.request.with_usage:
+    if (wanted := call.request.stream_options) is not None and wanted.include_usage:
         yield {**head, "choices": [], "usage": used}
 
 

@@ -27,12 +27,12 @@ from pydantic import (
 from pydantic_core import from_json
 
 from semgrad_guard.adapters.calls import BLOCKS, AnswerForm, short_id
-from semgrad_guard.calibration.call_options import HARMLESS, NEUTRAL
+from semgrad_guard.calibration.binding import HARMLESS, NEUTRAL
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import Message, ToolCall
 from semgrad_guard.server.answers import Cuts, arguments_in
-from semgrad_guard.server.problems import problem_of
+from semgrad_guard.server.gate import problem_of
 
 LONGEST_STOP = 256
 """Characters of a stop string: the model waits while all its spellings in the vocabulary are found."""
@@ -183,21 +183,11 @@ class ChatRequest(BaseModel):
         return self.n or 1
 
     @property
-    def is_continued(self) -> bool:
-        """Whether the last message is the assistant's, so that the answer may be steered by its beginning."""
-        return self.messages[-1].role == "assistant"
-
-    @property
     def question(self) -> str | None:
         """The user's last message; None where it is no text."""
         users = (message for message in reversed(self.messages) if message.role == "user")
         content = next(users, self.messages[-1]).content
         return content if isinstance(content, str) else None
-
-    @property
-    def with_usage(self) -> bool:
-        """Whether a stream ends with the tokens that were used."""
-        return self.stream_options is not None and self.stream_options.include_usage
 
     def require_known(self) -> None:
         """Refuse fields that our own engine does not honour.
@@ -392,15 +382,6 @@ class Forwarded:
         if unread:
             return cls(request, unread=f"the scorer cannot read the request ({'; '.join(unread)})", left=left)
         return cls(request, conversation, form, left=left)
-
-    def require_cuts(self) -> None:
-        """Refuse cuts that this server is to make and cannot read.
-
-        Raises:
-            InputError: the request has such cuts.
-        """
-        if unread := [problem for name, problem in self.left.items() if name in CUTS]:
-            raise InputError(unread[0])
 
 
 def _question(messages: Any) -> list[dict[str, str]]:

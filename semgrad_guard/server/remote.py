@@ -201,18 +201,13 @@ async def _refusal(response: httpx.Response, *, words: bool, sent: Mapping[str, 
             body: Any = _json(await _body(response))
             message = ": " + _PLACE.sub("...", str(body["error"]["message"]))[:_MESSAGE]
             param = body["error"]["param"]
+    wait = response.headers.get("retry-after", "").strip()  # in seconds, or a date
     return UpstreamError(
         f"the upstream answered with status {status}{message}",
         status=status,
         passing=status in _PASSING,
-        retry_after=_retry_after(response.headers),
+        retry_after=min(int(wait[:6]), _LONGEST_WAIT) if wait.isascii() and wait.isdigit() else None,
     ).about(*([param] if isinstance(param, str) and param.partition(".")[0] in sent else []))
-
-
-def _retry_after(headers: httpx.Headers) -> int | None:
-    """The seconds of a Retry-After header; None without one, or where it holds a date."""
-    value = headers.get("retry-after", "").strip()
-    return min(int(value[:6]), _LONGEST_WAIT) if value.isascii() and value.isdigit() else None
 
 
 # Its answers.

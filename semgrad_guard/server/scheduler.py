@@ -18,7 +18,6 @@ from pydantic import Field, InstanceOf
 from semgrad_guard.adapters.calls import AnswerForm, new_id, openai_logprobs, token_texts
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.engine.answers.running import Request
 from semgrad_guard.engine.answers.sentence_evidence import EndedSentences
 from semgrad_guard.engine.answers.writing import Piece
 from semgrad_guard.engine.interruption import Pieces, Stop, Ticket, current_stop, stopping
@@ -35,7 +34,6 @@ from semgrad_guard.guard import (
     ain_time,
     cancelling,
     read_off_loop,
-    without_calls,
 )
 from semgrad_guard.guard.reported import ReportedScorer, prompt_of
 from semgrad_guard.records import Message, Verdict
@@ -120,23 +118,16 @@ class Assignment:
 
     def submit(self) -> Ticket[list[Draft[Answer]]]:
         """Have the request answered; the ticket is of its scored drafts."""
-        answerer, request, early = self.answerer, self.request, None
-        on_piece = None if request.count > 1 else request.on_piece
-        if self.has_parts:
-            early = answerer.early(request.terms, on_piece, request.form.template_options)
-        if on_piece is not None and request.form.tools:
-            on_piece = without_calls(answerer.model, on_piece)  # text that may turn out to be one is held back
-        return answerer.model.submit(
-            Request(
-                prompt=self.prompt,
-                options=self.options,
-                objective=answerer.estimator.objective,
-                on_piece=on_piece,
-                on_sentences=early and (lambda ended: early.add(self.opened(ended, early.known))),
-                draws=answerer.draws,
-                finish=lambda written: self.drafts(written, known=None if early is None else early.known),
-            )
+        request = self.request
+        made = self.answerer.request_of(
+            self.prompt,
+            self.options,
+            self.drafts,
+            template_options=request.form.template_options,
+            on_piece=None if request.count > 1 else request.on_piece,
+            terms=request.terms if self.has_parts else None,
         )
+        return self.answerer.model.submit(made)
 
     @property
     def has_parts(self) -> bool:
@@ -150,7 +141,7 @@ class Assignment:
         """As `Answerer.opened`."""
         return self.answerer.opened(ended, known, template_options=self.request.form.template_options)
 
-    def drafts(self, generations: Sequence[Generation], *, known: Verdict | None = None) -> list[Draft[Answer]]:
+    def drafts(self, generations: Sequence[Generation], known: Verdict | None) -> list[Draft[Answer]]:
         """The texts that were written for it, scored; `known` as in `Answerer.draft`."""
         return [self._draft(generation, known) for generation in generations]
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from semgrad_guard.calibration.call_options import LIMITS, call_options, cutting_options
+from semgrad_guard.calibration.binding import LIMITS, call_options, cutting_options
 from semgrad_guard.engine.prompts.thoughts import HeldText
 from semgrad_guard.errors import InputError, UpstreamError
 from semgrad_guard.guard import (
@@ -60,8 +60,17 @@ class Upstream:
         Raises:
             InputError: one of them would cut a draft off that is to be decided on as a whole.
         """
-        whole = _whole(request)
-        given = {name: value for name, value in whole.items() if value is not None or name not in self.usual}
+        body = _forwarded(request.body)
+        if request.cuts is not None:
+            limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+            body = {name: value for name, value in body.items() if name not in CUTS}
+            if cutting := cutting_options(body):
+                name = cutting[0][:64]
+                raise InputError(
+                    f"this server decides on whole answers; cut them with stop and max_tokens, not {name}"
+                ).about(name)
+            body[limit] = request.limit
+        given = {name: value for name, value in body.items() if value is not None or name not in self.usual}
         if not isinstance(self.scheduler, ReportedQueue):
             return given
         wanted, top = self.scheduler.scorer.request, given.get("top_logprobs")
@@ -163,21 +172,6 @@ class UpstreamRequest:
     terms: Terms | None = None
 
 
-def _whole(request: UpstreamRequest) -> dict[str, Any]:
-    """The fields of a request for a whole answer where it may be withheld."""
-    body = _forwarded(request.body)
-    if request.cuts is None:
-        return body
-    limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-    body = {name: value for name, value in body.items() if name not in CUTS}
-    if cutting := cutting_options(body):
-        name = cutting[0][:64]
-        raise InputError(f"this server decides on whole answers; cut them with stop and max_tokens, not {name}").about(
-            name
-        )
-    return body | {limit: request.limit}
-
-
 class RemoteAnswer(Live[Piece | SentencePiece]):
     """An answer that another server is writing: its pieces, then its scored draft. Closing it hangs up."""
 
@@ -196,7 +190,11 @@ class RemoteAnswer(Live[Piece | SentencePiece]):
         async with aclosing(self._chunks):
             async for chunk in self._chunks:
                 thought, entries = len(written.reasoning or ""), len(written.logprobs)
-                piece = self._added(SentBody.read(chunk))
+                sent = SentBody.read(chunk)
+                self._usage = sent.usage or self._usage
+                if any(choice.index != 0 for choice in sent.choices or ()):
+                    raise UpstreamError("the upstream sent several answers, and one was requested")
+                piece = "".join(map(written.add, sent.choices or ()))
                 if self._early is not None and not written.calls:
                     for sentence in self._early.add(piece, written.logprobs[entries:]):
                         yield sentence
@@ -209,13 +207,6 @@ class RemoteAnswer(Live[Piece | SentencePiece]):
                     written.text += piece
                     if shown := self._held.add(piece):  # the scorer finds the answer in the held text
                         yield shown
-
-    def _added(self, chunk: SentBody) -> str:
-        """The text of one chunk; its other fields are kept."""
-        self._usage = chunk.usage or self._usage
-        if any(choice.index != 0 for choice in chunk.choices or ()):
-            raise UpstreamError("the upstream sent several answers, and one was requested")
-        return "".join(map(self._written.add, chunk.choices or ()))
 
     def draft(self) -> Work:
         """The whole answer with its score."""

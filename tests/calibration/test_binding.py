@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate
-from semgrad_guard.calibration.call_options import call_options, cutting_options, unlike_calls
+from semgrad_guard.calibration.binding import call_options, cutting_options, unlike_calls
 from semgrad_guard.errors import BindingMismatchError
 
 FULL = Binding(

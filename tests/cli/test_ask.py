@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from semgrad_guard import Calibration, LanguageModel
-from semgrad_guard.cli.command import ExitCode
+from semgrad_guard.cli.terminal import ExitCode
 
 from .helpers import ASKED, TOKENS, Run, flat, saved
 

@@ -13,7 +13,7 @@ import pytest
 from semgrad_guard import Calibration, GenerationOptions, LanguageModel, Message
 from semgrad_guard.calibration.promise import report
 from semgrad_guard.calibration.prompt_shape import PromptShape
-from semgrad_guard.cli.command import ExitCode
+from semgrad_guard.cli.terminal import ExitCode
 from semgrad_guard.grading.candidates import FREE
 
 from .helpers import ASKED, TOKENS, Run, flat, jsonl, rows_of

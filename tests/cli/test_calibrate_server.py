@@ -24,7 +24,7 @@ import uvicorn
 
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.assembly import assemble
-from semgrad_guard.server.hosting import Keys
+from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.server_settings import ServerSettings
 from semgrad_guard.server.service import ServedModel, Service

@@ -22,8 +22,9 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import semgrad_guard
-from semgrad_guard.cli import app, from_options, short_commands, terminal
-from semgrad_guard.cli.command import ESTIMATOR_NAMES, GRADER_NAMES, METHOD_NAMES
+from semgrad_guard import cli
+from semgrad_guard.cli import app, from_options, terminal
+from semgrad_guard.cli.from_options import ESTIMATOR_NAMES, GRADER_NAMES, METHOD_NAMES
 from semgrad_guard.estimators import ESTIMATORS, FusedStates
 from semgrad_guard.estimators.suite import paper_suite
 from semgrad_guard.grading import GRADERS
@@ -118,7 +119,7 @@ def test_the_demo_gets_its_folder_and_gives_its_code(run: Run, monkeypatch: pyte
 
 def test_all_that_is_missing_is_named_at_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = {"matplotlib", "bm25s", "sklearn"}
-    monkeypatch.setattr(short_commands, "find_spec", lambda name: None if name in absent else name)
+    monkeypatch.setattr(cli, "find_spec", lambda name: None if name in absent else name)
     result = run("demo")
     assert result.exit_code == 1
     shown = flat(result.stderr)
@@ -130,7 +131,7 @@ def test_the_demo_asks_for_what_its_extra_brings() -> None:
     extras = project["optional-dependencies"]
     brought = [package for name in ("demo", "langchain", "grammar", "eval") for package in extras[name]]
     names = {re.split(r"[<>=\[]", package)[0] for package in brought} - {"semgrad-guard"}
-    assert set(short_commands._NEEDED.values()) == names
+    assert set(cli._NEEDED.values()) == names
 
 
 OPTIONS = [

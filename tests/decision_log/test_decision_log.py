@@ -295,9 +295,27 @@ def test_times() -> None:
     assert parse_since("7d", now=now) == now - timedelta(days=7)
     assert parse_since("30m", now=now) == now - timedelta(minutes=30)
     assert parse_since("2026-11-01") == datetime(2026, 11, 1, tzinfo=UTC)
-    for bad in ("", "7", "yesterday", "999999w", "-1d"):
+    for bad in ("", "7", "９d", "yesterday", "999999w", "-1d"):
         with pytest.raises(InputError, match="is not a time"):
             parse_since(bad, now=now)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    ["action = 'maybe'", "at = 1e300", "sentences = '{'", "sentences = x'ff'", "uncertainty = 'low'", "model = NULL"],
+)
+def test_an_edited_row_is_named(tmp_path: Path, edit: str) -> None:
+    """SQLite keeps any value in any column."""
+    path = tmp_path / "log.db"
+    with DecisionLog(path) as log:
+        name = log.write(verdict())
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute(f"update semgrad_guard_decisions set {edit}")  # noqa: S608
+    connection.close()
+    with pytest.raises(DecisionLogError, match="was it edited") as error:
+        rows(path)
+    assert "sentences" in edit or str(name) in str(error.value)
 
 
 def test_what_cannot_be_a_log(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from semgrad_guard.cli import command
+from semgrad_guard.cli import from_options
 from semgrad_guard.errors import DataFileError, MissingExtraError
 from semgrad_guard.questions.data import Question, read_questions
 
@@ -97,7 +97,7 @@ def test_the_embedded_models_questions_have_a_name(tmp_path: Path, monkeypatch: 
     (tmp_path / "pocket").write_text('{"question": "mine?", "answers": ["yes"]}\n')
     assert len(read_questions("pocket").rows) > 500
     assert [row.question for row in read_questions("./pocket").rows] == ["mine?"]
-    assert [row.question for row in read_questions(command.stream("./pocket")).rows] == ["mine?"]
+    assert [row.question for row in read_questions(from_options.stream("./pocket")).rows] == ["mine?"]
 
 
 def test_a_folder_of_files(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ import httpx
 from starlette.applications import Starlette
 
 from semgrad_guard.server.app import make_app
-from semgrad_guard.server.hosting import listen, server_of
+from semgrad_guard.server.assembly import bound_to, server_of
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.service import ServedModel, Service
 
@@ -42,7 +42,7 @@ def events(text: str) -> list[dict[str, Any]]:
 @contextmanager
 def listening(app: Starlette, *, ends: threading.Event | None = None) -> Iterator[tuple[str, int]]:
     """The address of a server as `semgrad-guard serve` runs it; a signal comes with `ends`."""
-    bound, begun = listen("127.0.0.1", 0), threading.Event()
+    bound, begun = bound_to("127.0.0.1", 0), threading.Event()
     server = server_of(app, connections=64, started=begun.set)
     if ends is not None:
         threading.Thread(target=lambda: (ends.wait(), server.handle_exit(2, None)), daemon=True).start()

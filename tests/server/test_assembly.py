@@ -19,7 +19,7 @@ from semgrad_guard.errors import BindingMismatchError, InputError, ModelNotFound
 from semgrad_guard.guard import Answerer
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.server.assembly import MEMORY, Server, assemble
-from semgrad_guard.server.hosting import Keys
+from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.server_settings import ServerSettings
 from tests.steps import LIMIT

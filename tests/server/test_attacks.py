@@ -23,10 +23,9 @@ from semgrad_guard import GenerationOptions, LanguageModel, Policy, calibrate
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
 from semgrad_guard.decision_log.decision_log import DecisionLog
+from semgrad_guard.server.other_protocols import ResponsesRequest, TextRequest
 from semgrad_guard.server.protocol import ChatRequest, FeedbackRequest, ScoreRequest
 from semgrad_guard.server.remote import RemoteServer
-from semgrad_guard.server.responses import ResponsesRequest
-from semgrad_guard.server.text_completions import TextRequest
 from semgrad_guard.server.upstream import RemoteTarget, Upstream
 from tests.decision_log.test_feedback import written
 from tests.steps import LIMIT

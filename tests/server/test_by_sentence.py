@@ -14,7 +14,7 @@ from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.errors import BindingMismatchError
 from semgrad_guard.guard import Answerer
 from semgrad_guard.server.assembly import assemble
-from semgrad_guard.server.hosting import Keys
+from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.server_settings import ServerSettings
 from tests.fixed_model import PIECES, TEXT, FixedModel

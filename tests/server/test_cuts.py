@@ -19,7 +19,7 @@ from semgrad_guard.records import ToolCall, Verdict, digest_of
 from semgrad_guard.server.answers import CUT, Answer, Cuts
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.assembly import assemble
-from semgrad_guard.server.hosting import Keys
+from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.scheduler import Scheduler, token_pieces
 from semgrad_guard.server.server_settings import ServerSettings
 from semgrad_guard.server.service import ServedModel, Service

@@ -24,7 +24,8 @@ from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.scores.tape import Memory
 from semgrad_guard.errors import InputError
 from semgrad_guard.server.app import PATHS, Limits, make_app
-from semgrad_guard.server.hosting import Keys, allowed_hosts, is_loopback, listen
+from semgrad_guard.server.assembly import allowed_hosts, bound_to, is_loopback
+from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.protocol import parse_json
 from semgrad_guard.server.scheduler import Assignment
 from semgrad_guard.server.service import ServedModel, Service
@@ -94,7 +95,11 @@ def test_keys_are_not_kept(tmp_path: Path) -> None:
     assert KEY not in repr(vars(keys))
     with pytest.raises(InputError, match="at least 16"):
         Keys(["short"])
+    with pytest.raises(InputError, match="ASCII"):  # clients send it in UTF-8, and headers are read as Latin-1
+        Keys(["schlüssel" * 3])
     (tmp_path / "keys").write_text(f"# mine\n{KEY}\n\n")
+    assert Keys.from_file(tmp_path / "keys") == [KEY]
+    (tmp_path / "keys").write_text(f"{KEY}\n", encoding="utf-8-sig")  # as editors on Windows write it
     assert Keys.from_file(tmp_path / "keys") == [KEY]
     for content in ("", "# none\n"):
         (tmp_path / "none").write_text(content)
@@ -280,7 +285,7 @@ async def test_small_packets_leave_at_once() -> None:
         known.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         writer.close()
 
-    bound = listen("127.0.0.1", 0)
+    bound = bound_to("127.0.0.1", 0)
     async with await asyncio.start_server(connected, sock=bound):
         _, writer = await asyncio.open_connection(*bound.getsockname())
         assert await known

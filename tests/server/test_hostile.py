@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.engine.interruption import current_stop
-from semgrad_guard.server import hosting
+from semgrad_guard.server import assembly
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.scheduler import Assignment
 from semgrad_guard.server.service import ServedModel, Service
@@ -163,7 +163,7 @@ def test_who_still_waits_when_the_server_ends_is_told_so(
             time.sleep(0.005)
 
     monkeypatch.setattr(Assignment, "of", never)
-    monkeypatch.setattr(hosting, "DRAIN_SECONDS", 0)
+    monkeypatch.setattr(assembly, "DRAIN_SECONDS", 0)
     with (
         listening(app_of(served), ends=ends) as address,
         ThreadPoolExecutor(3) as pool,

@@ -37,7 +37,9 @@ from semgrad_guard.guard import Answerer, EarlySentences, Terms, ThoughtPiece
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.app import PATHS, make_app
 from semgrad_guard.server.assembly import Server
-from semgrad_guard.server.in_vllm.messages import (
+from semgrad_guard.server.in_vllm.plugin import GuardPlugin, admission, settings_in
+from semgrad_guard.server.in_vllm.queue import BegunAnswer, Part, Round
+from semgrad_guard.server.in_vllm.scoring_worker import (
     ELSEWHERE,
     READ,
     SCORE,
@@ -46,12 +48,10 @@ from semgrad_guard.server.in_vllm.messages import (
     Begun,
     Call,
     Opening,
+    Scoring,
     ToRead,
     Written,
 )
-from semgrad_guard.server.in_vllm.plugin import GuardPlugin, admission, settings_in
-from semgrad_guard.server.in_vllm.queue import BegunAnswer, Part, Round
-from semgrad_guard.server.in_vllm.scoring_worker import Scoring
 from semgrad_guard.server.scheduler import AnswerRequest, ForeignText
 from semgrad_guard.server.server_settings import ServerSettings
 from semgrad_guard.server.service import Service

@@ -19,7 +19,7 @@ from starlette.routing import Mount
 from semgrad_guard import Calibration, Policy, calibrate
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.server.app import PATHS
-from semgrad_guard.server.hosting import Keys
+from semgrad_guard.server.gate import Keys
 from tests.decision_log.test_feedback import written
 
 from .conftest import NONE, Serve

@@ -19,7 +19,7 @@ from semgrad_guard.guard.reported import ReportedScorer, prompt_of
 from semgrad_guard.records import Message
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.assembly import assemble
-from semgrad_guard.server.hosting import Keys
+from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.server_settings import ServerSettings
 from semgrad_guard.server.service import Service
 from semgrad_guard.settings import CLOSING_LINE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from semgrad_guard import LanguageModel, calibrate
 from semgrad_guard.calibration import DriftMonitor
@@ -66,6 +67,8 @@ async def test_decisions_and_feedback(serve: Serve, tmp_path: Path, language_mod
         assert (await client.get("/v1/decisions", params={"action": "answer"})).json()["data"] == []
         for bad in ({"limit": 0}, {"since": "yesterday"}, {"action": "x"}, {"more": 1}):
             assert (await client.get("/v1/decisions", params=bad)).status_code == 400
+        gone = await client.get("/v1/decisions", params={"after": "dec_deleted"})  # no empty last page
+        assert (gone.status_code, gone.json()["error"]["param"]) == (404, "after")
         client.service.close()
     assert draft.encode() not in b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
@@ -127,6 +130,23 @@ async def test_the_drift_gauge_is_the_monitors_own(serve: Serve) -> None:
         assert f"{gauge} 1.0" in (await client.get("/metrics")).text
         monitor.reset()
         assert f"{gauge} 0.0" in (await client.get("/metrics")).text
+
+
+async def test_drift_is_the_operators_to_know(serve: Serve, tmp_path: Path) -> None:
+    """It is about the scores of all answers, those of withheld ones too: no client finds it in a record or a row."""
+    drifts = list[tuple[Any, Any, bool | None]]()
+    for score in (0.12, 9.0):
+        monitor = DriftMonitor(calibrate([0.1 + 1e-3 * n for n in range(60)], [True] * 60, alpha=0.5, delta=0.5))
+        for _ in range(30):
+            monitor.add(score)
+        with DecisionLog(tmp_path / f"{score}.db") as log:
+            async with serve(ALL, monitor=monitor, service={"log": log}) as client:
+                record = (await client.post("/v1/chat/completions", json=asking())).json()["semgrad_guard"]
+                (row,) = (await client.get("/v1/decisions")).json()["data"]
+            ((decision, _),) = log.database.decisions()
+        drifts.append((record["details"]["drift"], row.get("drift"), decision.drift))
+    assert [found[:2] for found in drifts] == [(None, None)] * 2
+    assert drifts[1][2]
 
 
 async def test_what_is_delivered_counts_as_delivered(serve: Serve, tmp_path: Path) -> None:

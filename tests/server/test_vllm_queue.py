@@ -14,8 +14,8 @@ pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 from semgrad_guard import GenerationOptions, HybridGrad, Message
 from semgrad_guard.engine.prompts.thoughts import Codec
 from semgrad_guard.errors import InputError, PromptTooLongError, ScoringError
-from semgrad_guard.server.in_vllm.messages import READ, Failed
 from semgrad_guard.server.in_vllm.queue import Round, WorkerQueue
+from semgrad_guard.server.in_vllm.scoring_worker import READ, Failed
 from semgrad_guard.server.scheduler import AnswerRequest
 from tests.random_llama import byte_tokenizer
 

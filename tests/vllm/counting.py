@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from semgrad_guard.server.in_vllm.messages import OPEN
-from semgrad_guard.server.in_vllm.scoring_worker import ScoringWorker
+from semgrad_guard.server.in_vllm.scoring_worker import OPEN, ScoringWorker
 
 from .passes import passes_of, shared
 

@@ -18,7 +18,7 @@ from semgrad_guard.errors import InputError
 
 if TYPE_CHECKING:
     from semgrad_guard.server.assembly import Server
-    from semgrad_guard.server.hosting import Keys
+    from semgrad_guard.server.gate import Keys
     from semgrad_guard.server.server_settings import ServerSettings
 
 SETTINGS = "SEMGRAD_GUARD_SETTINGS"
@@ -122,8 +122,7 @@ def admission(settings: ServerSettings, args: Any) -> tuple[Keys, frozenset[str]
     Raises:
         InputError: others could reach the server, and it has no key.
     """
-    from semgrad_guard.server.assembly import keys_of
-    from semgrad_guard.server.hosting import allowed_hosts
+    from semgrad_guard.server.assembly import allowed_hosts, keys_of
 
     of_vllm = [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]  # as vLLM chooses
     keys = keys_of(settings, of_host=of_vllm)

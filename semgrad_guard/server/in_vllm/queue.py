@@ -21,7 +21,7 @@ from semgrad_guard.errors import InputError, ScoringError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import Draft, EarlySentences, ain_time
 from semgrad_guard.server.answers import Answer
-from semgrad_guard.server.in_vllm.messages import (
+from semgrad_guard.server.in_vllm.scoring_worker import (
     ELSEWHERE,
     METHOD,
     OPEN,
@@ -227,7 +227,9 @@ class WorkerQueue(ModelQueue):
         try:
             read = await self._call(READ, ToRead(request=request, names=names, abandoned=abandoned))
             abandoned = ()  # the worker knows them
-            part = self._part(names[0], request, read)
+            terms, part = request.terms, None
+            if terms is not None and request.on_piece is not None and terms.delivers_early and read.has_parts:
+                part = Part(names[0], EarlySentences(terms, request.on_piece), self._parts)
             # Text that may turn out to be a call is not shown before it is known to be none.
             shown = None if request.form.tools or request.count > 1 else request.on_piece
             listener = shown if part is None else part.open.add
@@ -275,13 +277,6 @@ class WorkerQueue(ModelQueue):
             await outputs.aclose()
             if part is not None:
                 await part.close()
-
-    def _part(self, name: str, request: AnswerRequest, read: Read) -> Part | None:
-        """The part of an answer that may leave before its end; None where nothing may."""
-        terms, on_piece = request.terms, request.on_piece
-        if terms is None or on_piece is None or not terms.delivers_early or not read.has_parts:
-            return None
-        return Part(name, EarlySentences(terms, on_piece), self._parts)
 
     async def _call(self, call: Call[A, R], sent: A) -> R:
         payload = call.sent.dump_json(sent).decode()

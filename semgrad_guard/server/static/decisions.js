@@ -79,7 +79,7 @@ function row(decision) {
   return line(COLUMNS, [
     element("td", { role: "cell" }, [element("time", { dateTime: decision.at, textContent: at.toLocaleString() })]),
     cell(label, className), cell(number(decision.uncertainty), "number"), cell(number(decision.threshold), "number"),
-    cell(percent(decision.confidence), "number"), cell(decision.promised ? decision.drift ? "yes (drift)" : "yes" : "no"), cell(decision.seconds === null ? "–" : `${number(decision.seconds)} s`, "number"),
+    cell(percent(decision.confidence), "number"), cell(decision.promised ? "yes" : "no"), cell(decision.seconds === null ? "–" : `${number(decision.seconds)} s`, "number"),
     cell(decision.served ?? decision.model), cell(shown, "reason"), graded(decision),
   ]);
 }

@@ -120,8 +120,7 @@ function conversation(one) {
 function words(verdict) {
   const sure = verdict.confidence == null ? "" : `About ${percent(verdict.confidence)} of answers like this one are right.`;
   const held = delivery(verdict) !== "answer" ? " The model's text is not shown." : "";
-  const drift = verdict.drift ? ", but the drift alarm is on: scores are no longer those of the calibration" : "";
-  const promise = verdict.promised ? `Yes${drift}` : `No${verdict.unfamiliar?.length ? `: ${verdict.unfamiliar.join("; ")}` : ""}`;
+  const promise = verdict.promised ? "Yes" : `No${verdict.unfamiliar?.length ? `: ${verdict.unfamiliar.join("; ")}` : ""}`;
   const facts = [
     ["Uncertainty", number(verdict.uncertainty)], ["Threshold", number(verdict.threshold)], ["Under the promise", promise],
     ["Estimator", verdict.estimator], ...(verdict.reason ? [["Reason", verdict.reason]] : []),

@@ -1,24 +1,105 @@
-"""The commands about a decision log: `decisions`, `sample`, `feedback` and `recalibrate`."""
+"""`semgrad-guard serve`, and the commands about a decision log: `decisions`, `sample`, `feedback`, `recalibrate`."""
 
 from __future__ import annotations
 
 import csv
-import io
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import typer
+from pydantic import ValidationError
+from pydantic_core import from_json
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from semgrad_guard.cli.command import ExitCode
-from semgrad_guard.cli.terminal import OUT, note, say_problems
+from semgrad_guard.cli import from_options
+from semgrad_guard.cli.terminal import OUT, ExitCode, note, say_problems
 from semgrad_guard.decision_log.entries import Decision, Price, Row, parse_since
-from semgrad_guard.errors import InputError
+from semgrad_guard.declared import first_fault
+from semgrad_guard.errors import InputError, require_installed
+from semgrad_guard.questions.data_files import read_text
+from semgrad_guard.server.server_settings import ServerSettings
+from semgrad_guard.settings import DtypeName, JudgedBy, Mode, OnDoubt, OnNoThreshold
+
+
+def serve(  # noqa: PLR0913  # a command's options are its arguments
+    *,
+    model: list[str] | None = None,
+    dtype: DtypeName | None = None,
+    device: str | None = None,
+    template_option: from_options.Pairs | None = None,
+    engine: str = "transformers",
+    estimator: str | None = None,
+    calibration: list[str] | None = None,
+    threshold: float | None = None,
+    on_no_threshold: OnNoThreshold = "abstain",
+    mode: Mode = "enforce",
+    by: JudgedBy | None = None,
+    on_doubt: OnDoubt | None = None,
+    max_tokens: int = 256,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    allow_host: list[str] | None = None,
+    api_key_file: Path | None = None,
+    timeout: float | None = None,
+    log: str | None = None,
+    upstream: str | None = None,
+    scorer: str | None = None,
+    escalate_to: str | None = None,
+    settings: Path | None = None,
+) -> None:
+    """Serve models with OpenAI's protocol; every answer carries its verdict.
+
+    Clients change their base_url and nothing else. By default the server answers this machine alone. The embedded model
+    brings its calibration along; another model needs a calibration or a threshold, or a mode that only annotates.
+    """
+    given: dict[str, Any] = {**locals()}  # by the names of the settings
+    del given["host"], given["port"], given["settings"]
+    given |= {name: tuple(given[name] or ()) for name in ("model", "calibration", "allow_host")}
+    given |= {"template_option": dict(template_option or ()) or None}
+    given |= {"engine": from_options.engine_arguments(engine)}
+    unset = {name: (None, (), field.default) for name, field in ServerSettings.model_fields.items()}
+    made = settings_of({name: value for name, value in given.items() if value not in unset[name]}, settings)
+    require_installed("starlette", "uvicorn", "prometheus_client", "sqlalchemy", "httpx", extra="serve")
+    from semgrad_guard.server.assembly import allowed_hosts, assemble, bound_to, keys_of, run, url_of
+
+    keys = keys_of(made)
+    hosts = allowed_hosts(host, has_keys=bool(keys), named=made.allow_host)
+    bound = bound_to(host, port)  # an error before anything is loaded
+    server = assemble(made, keys=keys, hosts=hosts, load=from_options.load)
+    line = f"Serving {', '.join(server.service.models)} at {url_of(bound)}"
+    try:
+        run(server.app, bound, connections=made.connections, started=lambda: typer.echo(line))
+    except KeyboardInterrupt:
+        note("Requests that had begun are finished; the server has ended.")
+
+
+def settings_of(given: dict[str, Any], file: Path | None) -> ServerSettings:
+    """The settings of the options and of a file.
+
+    Raises:
+        BadParameter: an option is in both, or two contradict each other.
+        InputError: the file holds something else.
+    """
+    try:
+        kept: Any = {} if file is None else from_json(read_text(file))
+    except ValueError as error:
+        raise InputError(f"{file} is not JSON: {error}") from error
+    if not isinstance(kept, dict):
+        raise InputError(f'{file} holds no settings: write an object such as {{"queue": 64}}')
+    in_file = cast("dict[str, Any]", kept)
+    if twice := sorted(in_file.keys() & given.keys()):
+        raise typer.BadParameter(f"{twice[0]} stands in {file} and among the options; give it once")
+    try:
+        return ServerSettings(**in_file, **given)
+    except ValidationError as error:
+        raise typer.BadParameter(first_fault(error, place=bool(in_file))) from error
+
 
 _COLUMNS = ("decisions", "answer", "escalate", "abstain", "unscored", "drift")
 
@@ -51,9 +132,12 @@ def decisions(
     with opened(log) as database:
         rows = database.decisions(since=moment)
         promises, saved = watched_promises(database), database.savings(since=moment).words(price)
-    whole, days = _summary(f"since {since}", rows), _by_day(rows)
+    of_days: dict[str, list[Row]] = {}  # UTC, the first day first
+    for row in sorted(rows, key=lambda row: row[0].at):
+        of_days.setdefault(row[0].at.astimezone(UTC).date().isoformat(), []).append(row)
+    whole, days = _summary(f"since {since}", rows), [_summary(day, own) for day, own in of_days.items()]
     if as_csv:
-        typer.echo(_csv(rows), nl=False)
+        _write_csv(rows)
     elif as_json:
         found = [{**one.model_dump(), "words": str(one)} for one in promises]
         report = {"summary": whole, "days": days, "savings": saved, "promises": found}
@@ -92,22 +176,12 @@ def _summary(label: str, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _by_day(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """One summary for each day (UTC) that has decisions, the first day first."""
-    days: dict[str, list[Row]] = {}
-    for row in rows:
-        days.setdefault(row[0].at.astimezone(UTC).date().isoformat(), []).append(row)
-    return [_summary(day, days[day]) for day in sorted(days)]
-
-
-def _csv(rows: Sequence[Row]) -> str:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, [*Decision.model_fields, "right", "sampling", "delivery"])
-    writer.writeheader()
+def _write_csv(rows: Sequence[Row]) -> None:
+    out = csv.DictWriter(sys.stdout, [*Decision.model_fields, "right", "sampling", "delivery"])
+    out.writeheader()
     for decision, feedback in rows:
         graded = {} if feedback is None else {"right": feedback.right, "sampling": feedback.sampling}
-        writer.writerow({**decision.model_dump(mode="json"), **graded, "delivery": decision.delivery})
-    return out.getvalue()
+        out.writerow({**decision.model_dump(mode="json"), **graded, "delivery": decision.delivery})
 
 
 def _table(summaries: Sequence[Mapping[str, Any]]) -> Table:

@@ -1,16 +1,20 @@
-"""POST /v1/responses as chat completions: the items of a response are the parts of a chat's message.
+"""POST /v1/completions and POST /v1/responses, as chat completions.
 
-No response is kept here: each request holds its whole conversation. The verdict is in `semgrad_guard` of the response
-and of its message and calls, and as JSON in `metadata["semgrad_guard"]`, which clients keep that drop unknown fields.
+A text completion's prompt is a user's message, with the chat template around it: a guard's model and its calibration
+are about chats, so that a bare continuation of a text is not offered. The verdict is where chat completions have it.
+
+The items of a response are the parts of a chat's message. No response is kept here: each request holds its whole
+conversation. The verdict is in `semgrad_guard` of the response and of its message and calls, and as JSON in
+`metadata["semgrad_guard"]`, which clients keep that drop unknown fields.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import count
+from itertools import accumulate, count
 from typing import Any, ClassVar, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
@@ -18,10 +22,112 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 from semgrad_guard.errors import InputError
 from semgrad_guard.server.answers import KEY, SENTENCE_KEY
 from semgrad_guard.server.completions import Json, Translation, require_none_of
-from semgrad_guard.server.problems import HttpError
+from semgrad_guard.server.gate import HttpError
 from semgrad_guard.server.protocol import Sent
 
-_NAMES: Mapping[str, str] = {
+# Text completions.
+
+_OF_TEXTS: Mapping[str, str] = {
+    "messages": "prompt",
+    "messages.0.content": "prompt",
+    "max_completion_tokens": "max_tokens",
+    "top_logprobs": "logprobs",
+}
+"""The fields that a text completion names otherwise than a chat completion."""
+_NOT_OF_TEXTS: Mapping[str, str] = {
+    **{name: own for name, own in _OF_TEXTS.items() if "." not in name},
+    **dict.fromkeys(("tools", "tool_choice"), ""),
+}
+_OWN = frozenset({"prompt", "logprobs", "echo", "suffix"})
+
+
+class TextRequest(BaseModel):
+    """The body of POST /v1/completions; its other fields are those of chat completions."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
+
+    model: StrictStr
+    prompt: StrictStr | list[StrictStr]
+    stream: StrictBool | None = None
+    logprobs: StrictInt | None = Field(default=None, ge=0, le=20)
+    echo: Literal[False] | None = None
+    suffix: Literal[""] | None = None
+
+
+class TextTranslation(Translation):
+    """A request for a text after a prompt."""
+
+    prefix: ClassVar[str] = "cmpl-"
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Self:
+        """The request with this body.
+
+        Raises:
+            ValidationError, InputError: it is none.
+        """
+        request = TextRequest.model_validate(body)
+        require_none_of(body, _NOT_OF_TEXTS)
+        prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
+        if len(prompts) != 1 or not prompts[0]:
+            raise InputError("prompt: a request is about one prompt that is not empty; send one for each").about(
+                "prompt"
+            )
+        kept = {name: value for name, value in body.items() if name not in _OWN}
+        if request.logprobs is not None:
+            kept |= {"logprobs": True, "top_logprobs": request.logprobs}
+        return cls({**kept, "messages": [{"role": "user", "content": prompts[0]}]}, _OF_TEXTS)
+
+    def whole(self, completion: Json) -> Json:
+        """As `Translation.whole`."""
+        choices = [_text_choice(choice, choice["message"]) for choice in completion["choices"]]
+        return {**completion, **_text_head(completion), "choices": choices}
+
+    async def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[Json]:
+        """As `Translation.events`."""
+        async for chunk in chunks:
+            choices = [_text_choice(choice, choice["delta"]) for choice in chunk["choices"]]
+            shown = [one["text"] or one["finish_reason"] or one.get("reasoning_content") for one in choices]
+            if not choices or any(shown):  # the first chunk of a chat names the role
+                yield {**chunk, **_text_head(chunk), "choices": choices}
+
+
+def _text_head(chunk: Json) -> Json:
+    return {"id": chunk["id"].replace(Translation.prefix, TextTranslation.prefix), "object": "text_completion"}
+
+
+def _text_choice(choice: Json, message: Json) -> Json:
+    """One text. Where it was to be JSON and is withheld, the refusal is the text: there is no other place for it."""
+    thought = message.get("reasoning_content")
+    return {
+        "index": choice["index"],
+        "text": message.get("content") or message.get("refusal") or "",
+        "logprobs": None if choice["logprobs"] is None else _text_logprobs(choice["logprobs"]),
+        "finish_reason": choice["finish_reason"],
+        **({"reasoning_content": thought} if thought else {}),
+    }
+
+
+def _text_logprobs(logprobs: Json) -> Json:
+    """Log-probabilities in the older form, with the verdict on the answer or on a sentence."""
+    record = {name: value for name, value in logprobs.items() if name not in ("content", "refusal")}
+    if (entries := logprobs["content"]) is None:
+        return {"tokens": None, "token_logprobs": None, "top_logprobs": None, "text_offset": None, **record}
+    tokens: list[str] = [entry["token"] for entry in entries]
+    return {
+        "tokens": tokens,
+        "token_logprobs": [entry["logprob"] for entry in entries],
+        "top_logprobs": [
+            {other["token"]: other["logprob"] for other in entry.get("top_logprobs") or ()} for entry in entries
+        ],
+        "text_offset": list(accumulate(map(len, tokens[:-1]), initial=0)) if tokens else [],
+        **record,
+    }
+
+
+# Responses.
+
+_OF_RESPONSES: Mapping[str, str] = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
@@ -33,7 +139,10 @@ _NAMES: Mapping[str, str] = {
     "tool_choice.function": "tool_choice",
 }
 """The fields that a response names otherwise than a chat completion."""
-_OF_CHATS: Mapping[str, str] = {**{name: own for name, own in _NAMES.items() if "." not in name}, "n": ""}
+_NOT_OF_RESPONSES: Mapping[str, str] = {
+    **{name: own for name, own in _OF_RESPONSES.items() if "." not in name},
+    "n": "",
+}
 _KEPT_NOWHERE = ("previous_response_id", "conversation", "prompt", "background")
 _LOGPROBS = "message.output_text.logprobs"
 _ECHOED: Mapping[str, Any] = {
@@ -101,9 +210,9 @@ class ResponsesRequest(BaseModel):
         form = None if self.text is None else self.text.format
         wants_logprobs = _LOGPROBS in (self.include or ()) or self.top_logprobs is not None
         translated = {
-            "messages": self._turns.messages,
-            "tools": None if self.tools is None else [_tool(tool) for tool in self.tools],
-            "tool_choice": _choice(self.tool_choice),
+            "messages": self._turns[0],
+            "tools": None if self.tools is None else [_nested(tool) for tool in self.tools],
+            "tool_choice": _nested(self.tool_choice) if isinstance(self.tool_choice, dict) else self.tool_choice,
             "response_format": None if form is None else _response_format(form),
             "verbosity": None if self.text is None else self.text.verbosity,
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
@@ -119,68 +228,48 @@ class ResponsesRequest(BaseModel):
     def names(self) -> Mapping[str, str]:
         """The names of the places in this request's chat completion."""
         tools = {f"tools.{place}.function": f"tools.{place}" for place in range(len(self.tools or ()))}
-        return {**_NAMES, **tools, **self._turns.names}
+        return {**_OF_RESPONSES, **tools, **self._turns[1]}
 
     @cached_property
-    def _turns(self) -> _Turns:
-        return _Turns.of(self.instructions, self.input)
-
-
-@dataclass(frozen=True)
-class _Turns:
-    """The messages of a conversation, and the names of their places."""
-
-    messages: list[Json] = field(default_factory=list[Json])
-    names: dict[str, str] = field(default_factory=dict[str, str])
-
-    @classmethod
-    def of(cls, instructions: str | None, given: str | Sequence[Mapping[str, Any]]) -> _Turns:
-        """Those of a request.
+    def _turns(self) -> tuple[list[Json], dict[str, str]]:
+        """The messages of the conversation, and the client's names of their places.
 
         Raises:
             InputError: the input holds items that no chat has.
         """
-        turns = cls()
-        if instructions is not None:
-            turns._add("instructions", role="system", content=instructions)
-            turns.names["messages.0.content"] = "instructions"
-        if isinstance(given, str):
-            turns._add("input", role="user", content=given)
-            turns.names[f"messages.{len(turns.messages) - 1}.content"] = "input"
-            return turns
-        is_assistants = False  # the last turn, which the calls after it belong to
-        for number, item in enumerate(given):
+        messages, names = list[Json](), dict[str, str]()
+
+        def add(name: str, content_name: str, **message: Any) -> None:
+            place = f"messages.{len(messages)}"
+            names.update({place: name, f"{place}.content": content_name})
+            messages.append(message)
+
+        if self.instructions is not None:
+            add("instructions", "instructions", role="system", content=self.instructions)
+        if isinstance(self.input, str):
+            add("input", "input", role="user", content=self.input)
+            return messages, names
+        for number, item in enumerate(self.input):
             kind, name = item.get("type") or "message", f"input.{number}"
             if kind == "message":
-                turns._add(name, role=item.get("role"), content=_content(item.get("content")))
-                is_assistants = item.get("role") == "assistant"
-            elif kind == "function_call":
-                if not is_assistants:
-                    turns._add(name, role="assistant", content=None)
-                    is_assistants = True
-                turns._call(name, item)
+                add(name, f"{name}.content", role=item.get("role"), content=_content(item.get("content")))
+            elif kind == "function_call":  # of the assistant's last turn, if no other turn is between them
+                if not messages or messages[-1]["role"] != "assistant":
+                    add(name, f"{name}.content", role="assistant", content=None)
+                calls: list[Json] = messages[-1].setdefault("tool_calls", [])
+                place = f"messages.{len(messages) - 1}.tool_calls.{len(calls)}"
+                names.update({place: name, f"{place}.function": name})
+                function = {"name": item.get("name"), "arguments": item.get("arguments")}
+                calls.append({"id": item.get("call_id"), "type": "function", "function": function})
             elif kind == "function_call_output":
                 output = _content(item.get("output"))
-                turns._add(name, role="tool", tool_call_id=item.get("call_id"), content=output)
-                turns.names[f"messages.{len(turns.messages) - 1}.content"] = f"{name}.output"
-                is_assistants = False
+                add(name, f"{name}.output", role="tool", tool_call_id=item.get("call_id"), content=output)
             elif kind != "reasoning":  # as chat templates leave earlier reasoning out
                 raise InputError(
                     f"{name} is of the type {str(kind)[:40]!r}; this server reads messages, function calls, their "
                     "outputs and reasoning"
                 ).about(name)
-        return turns
-
-    def _add(self, name: str, **message: Any) -> None:
-        self.names[f"messages.{len(self.messages)}"] = name
-        self.messages.append(message)
-
-    def _call(self, name: str, item: Mapping[str, Any]) -> None:
-        calls: list[Json] = self.messages[-1].setdefault("tool_calls", [])
-        place = f"messages.{len(self.messages) - 1}.tool_calls.{len(calls)}"
-        self.names.update({place: name, f"{place}.function": name})
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
-        calls.append({"id": item.get("call_id"), "type": "function", "function": function})
+        return messages, names
 
 
 def _content(given: Any) -> Any:
@@ -202,16 +291,11 @@ def _part(part: Json) -> Json:
             return part
 
 
-def _tool(tool: Json) -> Json:
-    if tool.get("type") != "function" or "function" in tool:
-        return tool
-    return {"type": "function", "function": {name: one for name, one in tool.items() if name != "type"}}
-
-
-def _choice(choice: str | Json | None) -> Any:
-    if isinstance(choice, dict) and choice.get("type") == "function" and "function" not in choice:
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    return choice
+def _nested(sent: Json) -> Json:
+    """A tool, or the choice of one, as chats have it: the function is a part of it."""
+    if sent.get("type") != "function" or "function" in sent:
+        return sent
+    return {"type": "function", "function": {name: one for name, one in sent.items() if name != "type"}}
 
 
 def _response_format(form: TextFormat) -> Json:
@@ -243,7 +327,7 @@ class ResponsesTranslation(Translation):
                 f"{kept[0]}: this server keeps no responses, conversations or prompts; send the whole conversation as "
                 "input"
             ).about(kept[0])
-        require_none_of(body, _OF_CHATS)
+        require_none_of(body, _NOT_OF_RESPONSES)
         sent = {name: value for name, value in body.items() if name not in _KEPT_NOWHERE}
         request = ResponsesRequest.model_validate(sent)
         return cls(request.chat, request.names, sent=sent)
@@ -318,15 +402,23 @@ def _usage(used: Json, record: Json) -> Json:
     }
 
 
+_PARTS: Mapping[str, tuple[str, Json, Json]] = {
+    "reasoning_text": ("rs", {"type": "reasoning", "summary": []}, {}),
+    "output_text": ("msg", {"type": "message", "role": "assistant"}, {"annotations": [], "logprobs": []}),
+    "refusal": ("msg", {"type": "message", "role": "assistant"}, {}),
+}
+"""For each kind of text: the beginning of its item's id, the item's own fields, and those of its part."""
+
+
 class _Output:
     """The items of a response, in the order in which they are written, and the events about them.
 
-    An item is complete when the next one begins. `head` is a chunk, whose id they share.
+    An item has one part, and is complete when the next one begins. `head` is a chunk, whose id they share.
     """
 
     def __init__(self, head: Json) -> None:
         self.head, self.items = head, list[Json]()
-        self._is_open = False
+        self._kind: str | None = None  # of the open item
 
     def name(self, kind: str) -> str:
         """An id."""
@@ -334,63 +426,58 @@ class _Output:
 
     def add(self, delta: Json) -> Iterator[Json]:
         """Take in a part of a chat's message."""
-        for name, kind, item in (
-            ("reasoning_content", "reasoning_text", "reasoning"),
-            ("content", "output_text", "message"),
-            ("refusal", "refusal", "message"),
+        for name, kind in (
+            ("reasoning_content", "reasoning_text"),
+            ("content", "output_text"),
+            ("refusal", "refusal"),
         ):
             if text := delta.get(name):
-                yield from self._write(item, kind, text)
+                yield from self._write(kind, text)
         for call in delta.get("tool_calls") or ():
-            yield from self._call(call)
+            function = call["function"]
+            item = {"type": "function_call", "call_id": call["id"], "name": function["name"], "arguments": ""}
+            yield from self._open("function_call", "fc", item)
+            self.items[-1]["arguments"] = function["arguments"]
+            yield self._about("function_call_arguments.delta", delta=function["arguments"])
 
     def end(self, choice: Json) -> Iterator[Json]:
         """Complete the last item; each message and call gets the verdict."""
         logprobs, length = choice["logprobs"], choice["finish_reason"] == "length"
         if not any(item["type"] != "reasoning" for item in self.items):
-            yield from self._write("message", "output_text", "")
+            yield from self._write("output_text", "")
         for item in self.items:
-            if item["type"] == "message":
-                for part in item["content"]:
-                    part |= {"logprobs": logprobs["content"] or []} if part["type"] == "output_text" else {}
+            for part in item.get("content", ()):
+                part |= {"logprobs": logprobs["content"] or []} if part["type"] == "output_text" else {}
             if item["type"] != "reasoning":
                 item[KEY] = logprobs[KEY]
         yield from self._close("incomplete" if length else "completed")
 
-    def _write(self, item: str, kind: str, text: str) -> Iterator[Json]:
-        if not self._is_open or self.items[-1]["type"] != item or self.items[-1]["content"][-1]["type"] != kind:
-            own: Json = {"role": "assistant"} if item == "message" else {"summary": []}
-            yield from self._open({"message": "msg", "reasoning": "rs"}[item], {"type": item, **own, "content": []})
-            more: Json = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
-            self.items[-1]["content"].append({"type": kind, _field(kind): "", **more})
+    def _write(self, kind: str, text: str) -> Iterator[Json]:
+        if self._kind != kind:
+            prefix, own, fields = _PARTS[kind]
+            yield from self._open(kind, prefix, {**own, "content": []})
+            self.items[-1]["content"].append({"type": kind, _field(kind): "", **fields})
             yield self._about("content_part.added", part={**self.items[-1]["content"][0]}, content_index=0)
-        self.items[-1]["content"][-1][_field(kind)] += text
+        self.items[-1]["content"][0][_field(kind)] += text
         if text:
-            more = {"logprobs": []} if kind == "output_text" else {}
+            more: Json = {"logprobs": []} if kind == "output_text" else {}
             yield self._about(f"{kind}.delta", content_index=0, delta=text, **more)
 
-    def _call(self, call: Json) -> Iterator[Json]:
-        function = call["function"]
-        item = {"type": "function_call", "call_id": call["id"], "name": function["name"], "arguments": ""}
-        yield from self._open("fc", item)
-        self.items[-1]["arguments"] = function["arguments"]
-        yield self._about("function_call_arguments.delta", delta=function["arguments"])
-
-    def _open(self, kind: str, item: Json) -> Iterator[Json]:
+    def _open(self, kind: str, prefix: str, item: Json) -> Iterator[Json]:
         yield from self._close("completed")
         place = len(self.items)
-        self.items.append({"id": f"{self.name(kind)}_{place}", **item, "status": "in_progress"})
-        self._is_open = True
+        self.items.append({"id": f"{self.name(prefix)}_{place}", **item, "status": "in_progress"})
+        self._kind = kind
         shown: Json = {**self.items[-1], **({"content": []} if "content" in item else {})}
         yield {"type": "response.output_item.added", "output_index": place, "item": shown}
 
     def _close(self, status: str) -> Iterator[Json]:
-        if not self._is_open:
+        if self._kind is None:
             return
-        self._is_open, item = False, self.items[-1]
+        self._kind, item = None, self.items[-1]
         item["status"] = status
         for part in item.get("content", ()):
-            more = {"logprobs": part["logprobs"]} if part["type"] == "output_text" else {}
+            more: Json = {"logprobs": part["logprobs"]} if part["type"] == "output_text" else {}
             text = {_field(part["type"]): part[_field(part["type"])]}
             yield self._about(f"{part['type']}.done", content_index=0, **text, **more)
             yield self._about("content_part.done", content_index=0, part=part)

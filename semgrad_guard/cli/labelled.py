@@ -1,4 +1,4 @@
-"""`semgrad-guard calibrate`: the threshold that keeps a promise; and `gate`: a check that it lets as much through."""
+"""The commands over labelled questions: `plan`, `calibrate`, `gate`, `evaluate` and `probe`."""
 
 from __future__ import annotations
 
@@ -9,32 +9,92 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
-from semgrad_guard.cli import from_options
-from semgrad_guard.cli.command import ExitCode, Output, code_of_run, one_from_stdin, read_by
-from semgrad_guard.cli.terminal import ERR, note, say, say_unscored
-from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.cli import from_options, terminal
+from semgrad_guard.cli.from_options import Output, one_from_stdin, read_by, require_outputs
+from semgrad_guard.cli.terminal import ERR, OUT, ExitCode, code_of_run, note, say, say_unscored, show_line
+from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import NEEDS_LABELS
-from semgrad_guard.loading import ModelSource
 from semgrad_guard.named import POCKET
-from semgrad_guard.questions.data import Question, QuestionFile
-from semgrad_guard.questions.data_files import sole_writer
-from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.data import QuestionFile, with_paraphrases
+from semgrad_guard.questions.data_files import beside, sole_writer
+from semgrad_guard.questions.run_record import EvaluatedAnswer, is_record, read_record
 from semgrad_guard.settings import DtypeName, JudgedBy, OnCut, OnDoubt, OnNoThreshold
 
 if TYPE_CHECKING:
-    from semgrad_guard.calibration import Calibration
     from semgrad_guard.calibration.calibration_set import Copies
-    from semgrad_guard.cli.drafting import ModelWriter, ServerWriter
-    from semgrad_guard.cli.grading import Files
-    from semgrad_guard.engine.answers.options import GenerationOptions
-    from semgrad_guard.grading import AnswerGrader
     from semgrad_guard.guard import Policy
-    from semgrad_guard.paper.band import Band, Departure, Measured
+
+_SIZES = (50, 100, 300, 1000)
+_AUROCS = (0.6, 0.7, 0.8, 0.9)
+
+
+def plan(
+    *,
+    error: float,
+    auroc: list[float] | None = None,
+    labels: list[int] | None = None,
+    answers: Path | None = None,
+    alpha: float = 0.1,
+    delta: float = 0.1,
+    by: JudgedBy | None = None,
+    on_doubt: OnDoubt | None = None,
+    as_json: bool = False,
+) -> None:
+    """Tell how often so many labels find a threshold, and how much it lets through.
+
+    The least share of answers that any guard has to withhold is (error - alpha) / (1 - alpha). The rest is simulated,
+    with normal scores of this AUROC; real sets differ. It is about the first calibration on the labels, which keeps a
+    tenth of delta for later tries. By sentence, error rate and AUROC are those of sentences, and every sentence has
+    a label; an answer has four.
+    """
+    from semgrad_guard.calibration import Plan
+    from semgrad_guard.calibration import plan as planned
+    from semgrad_guard.calibration.gates import share_of
+    from semgrad_guard.calibration.sentence_gates import plan_sentences, simulated
+    from semgrad_guard.guard.policy import judged_by
+
+    sizes: Sequence[int] = labels or _SIZES
+    if answers is not None:
+        found = [one.judged("unscored") for one in read_record(answers, EvaluatedAnswer)[1]]
+        scored = sum(one.unscored is None for one in found)
+        note(f"{answers} holds {len(found)} answers, {scored} of them with a score.")
+        if not scored:
+            raise InputError(
+                f"no answer in {answers} has a score, so labels cannot find a threshold: raise --max-tokens"
+            )
+        sizes = sizes if labels else sorted({*(size for size in _SIZES if size < scored), scored})
+    level, doubtful = share_of(delta, 1), judged_by(None, by, on_doubt)
+
+    def row(quality: float) -> list[Plan]:
+        if doubtful is None:
+            return [planned(n, error=error, auroc=quality, alpha=alpha, delta=level) for n in sizes]
+        made = simulated(error=error, auroc=quality, sentences=4, on_doubt=doubtful, promise="sentence")
+        return [plan_sentences(n, made, alpha=alpha, delta=level) for n in sizes]
+
+    rows = [row(quality) for quality in auroc or _AUROCS]
+    if as_json:
+        plans = [one for own in rows for one in own]
+        typer.echo(json.dumps([{**asdict(one), "delta": delta, "withheld": one.withheld} for one in plans]))
+        return
+    if rows[0][0].unit == "answers":
+        typer.echo(f"Any guard has to withhold at least {rows[0][0].withheld:.1%} of the answers.")
+    if len(rows) == 1:
+        typer.echo("\n".join(f"{one}." for one in rows[0]))
+        return
+    table = Table("AUROC", *(f"{n} labels" for n in sizes), box=SIMPLE_HEAD, pad_edge=False)
+    for own in rows:
+        table.add_row(f"{own[0].auroc:.2f}", *(f"{one.found:.0%} / {one.coverage:.0%}" for one in own))
+    OUT.print(table)
+    typer.echo(
+        f"The share of such sets that find a threshold / the share of the {rows[0][0].unit} delivered on average."
+    )
 
 
 def calibrate(  # noqa: PLR0913  # a command's options are its arguments
@@ -93,7 +153,8 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     questions = _read(data, column, alpha=alpha, delta=delta, copies=copies)
     from semgrad_guard.cli.runs import Run, estimators_for  # torch loads here, when the files are known
     from semgrad_guard.engine.answers.options import GenerationOptions
-    from semgrad_guard.guard import judged_by, require_by_sentence
+    from semgrad_guard.guard.answering import require_by_sentence
+    from semgrad_guard.guard.policy import judged_by
 
     if copies is None and questions.duplicates:
         copies = _chosen(questions)
@@ -223,6 +284,8 @@ def gate(  # noqa: PLR0913  # a command's options are its arguments
     phrasing.require(rows)
     policy = cast("Policy", from_options.load_policy(calibration, on_no_threshold))
     graders = grading.load_graders([] if grader is None else [grader])
+    from semgrad_guard.cli.drafting import measure, show, writer_for  # torch loads here, when the files are known
+
     writer = writer_for(
         policy,
         source,
@@ -245,108 +308,138 @@ def gate(  # noqa: PLR0913  # a command's options are its arguments
     raise typer.Exit(ExitCode.GATE if left else ExitCode.OK)
 
 
-def writer_for(
-    policy: Policy,
-    source: ModelSource,
-    server: str | None,
+def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     *,
-    decoding: GenerationOptions,
-    phrasing: Phrasing,
-    template: str,
-) -> ModelWriter | ServerWriter:
-    """The model or the server that answers as the calibration's did.
-
-    Raises:
-        BindingMismatchError: the calibration was made for something else.
-        InputError: it is bound to nothing.
-    """
-    from semgrad_guard.cli.drafting import ModelWriter, ServerWriter
-    from semgrad_guard.guard import ReportedScorer, estimator_of
-
-    bound = policy.binding
-    if bound is None:
-        raise InputError("The calibration is bound to nothing: it cannot be told whether it fits. Calibrate again.")
-    if server is None:
-        estimator = estimator_of(policy.calibration)
-        named = {estimator.name: estimator}
-        writer = ModelWriter(
-            from_options.load(source), named, template, decoding, phrasing, on_cut=policy.on_cut or "score"
-        )
-        mine = writer.binding(bound.grader or "")(estimator)
-    else:
-        scorer = ReportedScorer.of(source.model, policy.calibration)
-        writer = ServerWriter(server, scorer, decoding, phrasing, policy.on_cut or "score")
-        mine = writer.binding(bound.grader or "")(None)
-    mine = mine.model_copy(update={"upstream": bound.upstream})
-    policy.check(mine)
-    for name in ("max_tokens", "stop", "options") if bound.max_tokens is not None else ():
-        was, now = getattr(bound, name), getattr(mine, name)
-        if was != now:
-            raise BindingMismatchError(
-                f"The calibration's answers were made with {name} {was!r}, and these would be with {now!r}. Give the "
-                "options of the calibration."
-            )
-    return writer
-
-
-def measure(
-    rows: Sequence[Question], writer: ModelWriter | ServerWriter, policy: Policy, grader: AnswerGrader, files: Files
-) -> Measured:
-    """Answer, grade, and decide as a guard with this policy does."""
-    from semgrad_guard.cli import grading
-    from semgrad_guard.paper.band import Measured, decided, digest
-
-    answers = writer.answers(rows, files.answers, writer.phrasing.name(rows))
-    say_unscored(answers)
-    grades = grading.grade(rows, answers, grader, book=files.grades)
-    estimator = "" if policy.binding is None else policy.binding.estimator
-    prompts = writer.phrasing.forms(rows, writer.form)
-    decisions = [
-        decided(answer, right, policy, score=answer.uncertainty(estimator), prompt=prompt)
-        for answer, right, prompt in zip(answers, grades.of_answers.values(), prompts, strict=True)
-        if isinstance(right, bool)  # an abstention is neither right nor wrong
-    ]
-    return Measured(digest(rows), grades.grader, policy.calibration_id or "", decisions)
-
-
-def show(
-    measured: Measured,
-    band: Band,
-    left: Sequence[Departure],
-    calibration: Calibration | None,
-    recorded_in: Path | None,
-    *,
-    as_json: bool,
+    output: list[Path],
+    data: Path | None = None,
+    column: from_options.Pairs | None = None,
+    limit: int | None = None,
+    model: str = POCKET,
+    dtype: DtypeName | None = None,
+    device: str | None = None,
+    template_option: from_options.Pairs | None = None,
+    methods: list[str] | None = None,
+    nli: str | None = None,
+    seed: int = 0,
+    by: JudgedBy | None = None,
+    prompt: str = "plain",
+    system: str | None = None,
+    max_tokens: int = 256,
+    grader: list[str] | None = None,
+    labels: Path | None = None,
+    regrade: bool = False,
+    no_report: bool = False,
+    as_json: bool = False,
 ) -> None:
-    """The verdict, for people or as JSON."""
-    effect = measured.readings[0]
-    strange = Counter(reason for one in measured.answers for reason in one.unfamiliar)
-    for reason, count in strange.items():
-        say(f"nothing is promised about {count} of {effect.answers} answers: {reason}.", label="Warning")
+    """Compare all methods on your model and questions: which score best separates wrong answers from right ones,
+    and at what cost?
+
+    The model answers every question, every method scores every answer, the graders compare the answers with the
+    references. Every answer is kept as it comes, with all that the numbers are made of; grading comes after, and can be
+    repeated with other graders.
+    """
+    from semgrad_guard.cli import grading, runs
+    from semgrad_guard.paper.drawing import require_drawable
+    from semgrad_guard.paper.results import read_graded
+
+    by = by or "answer"
+    one_from_stdin(data=data, prompt=prompt, system=system, labels=labels)
+    folder, *others = output
+    files, (nli, _, cross_encoder) = runs.EvaluationFolder(folder), (nli or "").partition("+cross-encoder=")
+    beside = [read_graded(runs.EvaluationFolder(other).run) for other in others]
+    if not no_report:
+        require_drawable(files.page.with_suffix(".svg"))
+    source = from_options.source_of(model, dtype=dtype, device=device, template_option=template_option)
+    phrasing, sources = from_options.phrasing(prompt, system)
+    models = [model, *filter(None, (nli, cross_encoder)), *(name.partition("=")[2] or name for name in grader or ())]
+    inputs = [*sources, *([labels] if labels else []), *map(Path, [*models, *([data] if data else [])]), *others]
+    with files.made():
+        files.check(inputs, report=not no_report)
+        graders = grading.load_graders(grader or (), nli=nli or None)
+        grading.check_labels(labels, begun_at=files.sheet)
+        questions = runs.read(data, column, limit=limit, optional=regrade)
+        with sole_writer(files.run):
+            if regrade:
+                run = runs.kept(files, questions)
+            else:
+                how: Any = {"seed": seed, "max_tokens": max_tokens, "by": by}
+                estimators = runs.estimators_of(methods, nli=nli or None, cross_encoder=cross_encoder or None, **how)
+                run = runs.answer(questions, files, estimators, source=source, phrasing=phrasing, **how)
+            results = runs.grade_run(run, graders, labels, files, questions)
+            runs.write(results, files, None if no_report else beside)
+        runs.show(results, files, as_json=as_json, reported=not no_report)
+        say_unscored(run.answers)
+        broken = questions is not None and questions.problems
+        unscored = all(answer.unscored is not None for answer in run.answers)
+    raise typer.Exit(code_of_run(unscored=unscored, broken=broken))
+
+
+def probe(  # a command's options are its arguments
+    *,
+    data: Path,
+    output: Path,
+    column: from_options.Pairs | None = None,
+    model: str = POCKET,
+    dtype: DtypeName | None = None,
+    device: str | None = None,
+    template_option: from_options.Pairs | None = None,
+    no_answers: bool = False,
+    system: str | None = None,
+    paraphrases: str | None = None,
+    nli: str | None = None,
+    as_json: bool = False,
+) -> None:
+    """Find where a model keeps the meaning of a prompt, and which prompt token SemGrad should use.
+
+    Questions and their paraphrases give the Semantic Preservation Score of every layer and late token; answers, where
+    the file has references, tell where SemGrad works. The record has the token to use and the reason, and
+    LanguageModel takes it: semantic_token=TokenChoice.load(FILE).
+    """
+    from semgrad_guard.paper.drawing import is_drawn, require_drawable
+    from semgrad_guard.paper.probe_record import Probe
+    from semgrad_guard.paper.probing import KIND, ProbePlan
+
+    # Next to the record the state of an interrupted run, and pictures.
+    written, kept, heat_map, scatter = (
+        beside(output, suffix) for suffix in (".paraphrases.jsonl", ".answers.jsonl", ".sps.png", ".auroc.png")
+    )
+    phrasing, sources = from_options.phrasing("plain", system)
+    source = from_options.source_of(model, dtype=dtype, device=device, template_option=template_option)
+    require_drawable(heat_map)
+    outputs = [
+        Output(output, "record of a probe", read_by(Probe.load)),
+        *([] if paraphrases is None else [Output(written, "record of paraphrases", is_record(KIND))]),
+        Output(kept, "record of answers", is_record()),
+        *(Output(path, "picture of a probe", is_drawn) for path in (heat_map, scatter)),
+    ]
+    require_outputs(outputs, inputs=[data, Path(model), *sources])
+    questions = from_options.read_data(data, column, needs="question")
+    if paraphrases is None:
+        with_paraphrases(questions.rows)
+    from semgrad_guard.cli import runs
+
+    plan = ProbePlan(batch_size=from_options.BATCH, system=phrasing.system)
+    with sole_writer(output):
+        language_model = from_options.load(source)
+        try:
+            if paraphrases is not None:
+                rows = runs.paraphrased(questions.rows, written, paraphrases, nli, language_model)
+                questions = replace(questions, rows=tuple(rows))
+            if left_out := len(questions.rows) - len(with_paraphrases(questions.rows)):
+                note(f"{left_out} of {len(questions.rows)} questions have no paraphrases; SPS leaves them out.")
+            found = runs.probed(questions, plan, language_model, None if no_answers else kept)
+        except KeyboardInterrupt as error:
+            message = f"Finished work is kept next to {output}. Run the same command again to continue."
+            say(message, label=terminal.in_words(error))
+            raise typer.Exit(terminal.exit_code(error)) from error
+        found.save(output)
+        drawn = runs.drawn(found, heat_map, scatter)
     if as_json:
-        document = {
-            "passed": not left,
-            "left": [{**asdict(one), "range": one.range.model_dump()} for one in left],
-            "coverage": effect.coverage,
-            "error": effect.delivered_error,
-            "answers": effect.answers,
-            "delivered": effect.delivered,
-            "delivered_wrong": effect.delivered_wrong,
-            "at_threshold": sum(one.at_threshold for one in measured.answers),
-            "unfamiliar": strange,
-            "calibration_id": measured.calibration_id,
-            "alpha": calibration and calibration.alpha,
-            "requested_alpha": calibration and calibration.requested,
-            "band": band.model_dump(mode="json"),
-        }
-        typer.echo(json.dumps(document, ensure_ascii=False))
-        return
-    error = "none" if effect.delivered_error is None else f"{effect.delivered_error:.1%}"
-    typer.echo(f"coverage {effect.coverage:.1%} ({effect.delivered} of {effect.answers}), band {band.coverage}")
-    typer.echo(f"error    {error} ({effect.delivered_wrong} of {effect.delivered}), band {band.error}")
-    for one in left:
-        typer.echo(f"{one}.")
-    if recorded_in is not None:
-        typer.echo(f"The band is in {recorded_in}; keep it with the code.")
+        typer.echo(found.model_dump_json())
     else:
-        typer.echo("The gate fails." if left else "The gate passes.")
+        from semgrad_guard.cli.rendering import probe_view
+
+        OUT.print(probe_view(found))
+        show_line(f"The record is {output}.")
+        show_line(f"Pictures: {', '.join(map(str, drawn))}.")
+    raise typer.Exit(code_of_run(broken=questions.problems))
