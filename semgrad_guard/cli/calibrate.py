@@ -21,9 +21,8 @@ from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import NEEDS_LABELS
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.named import POCKET
-from semgrad_guard.questions.data import Question, QuestionFile
-from semgrad_guard.questions.data_files import sole_writer
-from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.data import Phrasing, Question, QuestionFile
+from semgrad_guard.questions.run_record import sole_writer
 from semgrad_guard.settings import DtypeName, JudgedBy, OnCut, OnDoubt, OnNoThreshold
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import template_name
 from semgrad_guard.guard.reported import ReportedScorer, prompt_of
-from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.data import Phrasing, Question
 from semgrad_guard.questions.run import Answering, complete, run_binding
 from semgrad_guard.questions.run_record import Answer, AnsweredSentence, AnswerScore, JobRecord
 from semgrad_guard.records import Message, PromptForm, SentenceVerdict, Verdict

@@ -13,10 +13,9 @@ from semgrad_guard.cli import from_options, terminal
 from semgrad_guard.cli.command import Output, code_of_run, one_from_stdin, read_by, require_outputs
 from semgrad_guard.cli.terminal import OUT, note, progress, say, say_unscored, show_line
 from semgrad_guard.named import POCKET
-from semgrad_guard.questions.data import Question, QuestionFile, with_paraphrases
-from semgrad_guard.questions.data_files import beside, sole_writer
-from semgrad_guard.questions.prompts import Phrasing
-from semgrad_guard.questions.run_record import is_record
+from semgrad_guard.questions.data import Phrasing, Question, QuestionFile, with_paraphrases
+from semgrad_guard.questions.data_files import beside
+from semgrad_guard.questions.run_record import is_record, sole_writer
 from semgrad_guard.settings import DtypeName, JudgedBy
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from semgrad_guard import loading
 from semgrad_guard.cli.command import path
 from semgrad_guard.cli.terminal import detail, is_verbose, note, note_problems, say, say_problems, status
 from semgrad_guard.loading import ModelSource
-from semgrad_guard.questions.data import Need, QuestionFile, read_questions
+from semgrad_guard.questions.data import Need, Phrasing, QuestionFile, read_questions
 from semgrad_guard.questions.data_files import STDIN, read_text
-from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.settings import OnNoThreshold
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.base import timed
 from semgrad_guard.estimators.own_tokens import ObservedEstimator, ReplayEstimator
 from semgrad_guard.estimators.samples import AskingEstimator
-from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.data import Phrasing, Question
 from semgrad_guard.questions.run import A, Answering, kept_score, observing_first
 from semgrad_guard.questions.run_record import AnswerScore, EvaluatedAnswer, JobRecord, Progress, SampleSet
 from semgrad_guard.records import Message

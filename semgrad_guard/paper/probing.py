@@ -40,8 +40,7 @@ from semgrad_guard.grading.grader import ABSTAINED
 from semgrad_guard.guard import template_name
 from semgrad_guard.metrics import auroc
 from semgrad_guard.paper.probe_record import GradedGrid, Probe, Recommendation, Table, with_answers, without_answers
-from semgrad_guard.questions.data import Question, with_paraphrases
-from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.data import Phrasing, Question, with_paraphrases
 from semgrad_guard.questions.run import batches_of, complete, run_settings, where_it_fits
 from semgrad_guard.questions.run_record import Answer, JobRecord, Progress, unwatched
 from semgrad_guard.records import Message

@@ -17,8 +17,8 @@ from semgrad_guard.grading.by_name import is_final, right_means
 from semgrad_guard.grading.candidates import cross_fitted
 from semgrad_guard.grading.grader import ABSTAINED, Verdicts
 from semgrad_guard.named import title_of
-from semgrad_guard.questions.data_files import first_line, write_table
-from semgrad_guard.questions.run_record import EvaluatedAnswer
+from semgrad_guard.questions.data_files import write_table
+from semgrad_guard.questions.run_record import EvaluatedAnswer, first_line
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from semgrad_guard.files import table_of
 from semgrad_guard.paper import published
 from semgrad_guard.paper.guarantee import GuaranteedCoverage
 from semgrad_guard.paper.summary import COVERAGES, Estimate, RunSummary, combined, estimate, known, mean
-from semgrad_guard.questions.data_files import first_line
+from semgrad_guard.questions.run_record import first_line
 
 _TEXTS: Mapping[str, Mapping[str, str]] = table_of("semgrad_guard.paper", "tables.toml")
 
