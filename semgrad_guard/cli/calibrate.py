@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.answers.options import GenerationOptions
     from semgrad_guard.grading import AnswerGrader
     from semgrad_guard.guard import Policy
-    from semgrad_guard.paper.band import Band, Departure, Measured
+    from semgrad_guard.paper.coverage import Band, Departure, Measured
 
 
 def calibrate(  # noqa: PLR0913  # a command's options are its arguments
@@ -210,7 +210,7 @@ def gate(  # noqa: PLR0913  # a command's options are its arguments
     from semgrad_guard.cli import grading
     from semgrad_guard.engine.answers.options import GenerationOptions
     from semgrad_guard.grading import GRADERS, default_grader
-    from semgrad_guard.paper.band import Band, digest
+    from semgrad_guard.paper.coverage import Band, digest
 
     one_from_stdin(data=data, prompt=prompt, system=system)
     source = from_options.source_of(model, dtype=dtype, device=device, template_option=template_option, engine=engine)
@@ -295,7 +295,7 @@ def measure(
 ) -> Measured:
     """Answer, grade, and decide as a guard with this policy does."""
     from semgrad_guard.cli import grading
-    from semgrad_guard.paper.band import Measured, decided, digest
+    from semgrad_guard.paper.coverage import Measured, decided, digest
 
     answers = writer.answers(rows, files.answers, writer.phrasing.name(rows))
     say_unscored(answers)

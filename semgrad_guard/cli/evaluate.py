@@ -195,7 +195,7 @@ def _probe(questions: QuestionFile, plan: ProbePlan, model: LanguageModel, kept:
 
 def _draw(found: Probe, heat_map: Path, scatter: Path) -> list[Path]:
     from semgrad_guard.paper.drawing import save
-    from semgrad_guard.paper.figures import sps_auroc_figure, sps_figure
+    from semgrad_guard.paper.report import sps_auroc_figure, sps_figure
 
     drawn = [save(sps_figure(found.preservation, title=found.title, tokens=found.labels), heat_map)]
     if (aurocs := found.aurocs) is not None:

@@ -386,7 +386,7 @@ def _by_column(path: Path, rows: Sequence[tuple[int, Sequence[str]]]) -> tuple[l
     _require_distinct(path, names)
     surplus = "has more cells than there are columns; quote texts that hold commas"
     return names, [
-        Row(number, dict(zip(names, row, strict=False)), surplus if len(row) > len(names) else None)
+        Row(number, dict(zip(names, row, strict=False)), surplus if any(map(str.strip, row[len(names) :])) else None)
         for number, row in rows[1:]
         if any(map(str.strip, row))
     ]

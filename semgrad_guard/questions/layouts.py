@@ -223,13 +223,14 @@ class Choices:
             return None
 
 
-def require_no_choice(text: str, column: str, question: str, beside: Mapping[str, Any]) -> None:
-    """Refuse the letter or number of a choice that the question's own text lists, or a column `beside` it."""
+def require_no_choice(text: str, column: str, question: str, others: Mapping[str, Any]) -> None:
+    """Refuse the letter or number of a choice that the question's own text lists, or one of the `others`: columns that
+    no field is read from."""
     if (mark := _LETTER.fullmatch(text.strip())) is None:
         return
     listed = {one[1].upper() for one in _LISTED.finditer(question)}
     in_question = mark[1].upper() in listed and (listed >= {"A", "B"} or listed >= {"1", "2"})
-    others = {name: held for name, held in beside.items() if not _WRONG.search(plain(name))}
+    others = {name: held for name, held in others.items() if not _WRONG.search(plain(name))}
     like = [name for name in others if _LIKE.search(plain(name))]
     lists = [name for name in (others if mark[1].isalpha() else like) if _is_list_of_texts(others[name])]
     if in_question or lists or len(like) > 1:

@@ -59,19 +59,6 @@ def test_two_responses_to_one_question_are_two_rows_to_score(tmp_path: Path) -> 
     assert len(found.duplicates) == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \n\r\n", b"\xef\xbb\xbf"])
-def test_an_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "empty.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(DataFileError, match="holds no question: it is empty"):
-        read_questions(path)
-
-
-def test_a_file_without_a_usable_line_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataFileError, match=r"no usable line \(2 broken\)\. The first: .*line 1 is not valid JSON"):
-        read_questions(file(tmp_path, "one", "two"))
-
-
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataFileError, match="No such file"):
         read_questions(tmp_path / "missing.jsonl")
