@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 
 from semgrad_guard.metrics import Tally
-from semgrad_guard.paper.figures import risk_coverage_figure
+from semgrad_guard.paper.report import risk_coverage_figure
 from semgrad_guard.paper.results import GradedRun
 from semgrad_guard.paper.summary import Resampling, bootstrap
 from semgrad_guard.questions.data import read_questions

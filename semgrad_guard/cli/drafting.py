@@ -28,9 +28,8 @@ from semgrad_guard.grading import AnswerGrader
 from semgrad_guard.guard import Policy, estimator_of, template_name
 from semgrad_guard.guard.reported import ReportedScorer, prompt_of
 from semgrad_guard.loading import ModelSource
-from semgrad_guard.paper.band import Band, Departure, Measured, decided, digest
-from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.paper.coverage import Band, Departure, Measured, decided, digest
+from semgrad_guard.questions.data import Phrasing, Question
 from semgrad_guard.questions.run import Answering, complete, run_binding
 from semgrad_guard.questions.run_record import Answer, AnsweredSentence, AnswerScore, JobRecord
 from semgrad_guard.records import Message, PromptForm, SentenceVerdict, Verdict

@@ -28,9 +28,8 @@ from semgrad_guard.estimators import NEEDS_LABELS
 from semgrad_guard.files import table_of
 from semgrad_guard.loading import ESTIMATOR_NAMES, ModelSource
 from semgrad_guard.named import FETCHABLE, NAMES, did_you_mean
-from semgrad_guard.questions.data import Need, QuestionFile, read_questions
+from semgrad_guard.questions.data import Need, Phrasing, QuestionFile, read_questions
 from semgrad_guard.questions.data_files import STDIN, read_text, require_writable
-from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.settings import REPORTED, OnNoThreshold
 
 if TYPE_CHECKING:

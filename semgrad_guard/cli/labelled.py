@@ -23,8 +23,8 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import NEEDS_LABELS
 from semgrad_guard.named import POCKET
 from semgrad_guard.questions.data import QuestionFile, with_paraphrases
-from semgrad_guard.questions.data_files import beside, sole_writer
-from semgrad_guard.questions.run_record import EvaluatedAnswer, is_record, read_record
+from semgrad_guard.questions.data_files import beside
+from semgrad_guard.questions.run_record import EvaluatedAnswer, is_record, read_record, sole_writer
 from semgrad_guard.settings import DtypeName, JudgedBy, OnCut, OnDoubt, OnNoThreshold
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def gate(  # noqa: PLR0913  # a command's options are its arguments
     from semgrad_guard.cli import grading
     from semgrad_guard.engine.answers.options import GenerationOptions
     from semgrad_guard.grading import GRADERS, default_grader
-    from semgrad_guard.paper.band import Band, digest
+    from semgrad_guard.paper.coverage import Band, digest
 
     one_from_stdin(data=data, prompt=prompt, system=system)
     source = from_options.source_of(model, dtype=dtype, device=device, template_option=template_option, engine=engine)

@@ -59,17 +59,14 @@ from semgrad_guard.loading import ModelSource, load_estimator
 from semgrad_guard.metrics import aurc, auroc
 from semgrad_guard.paper.drawing import save
 from semgrad_guard.paper.experiment import Experiment, SampledQuestions, semgrad_ablations
-from semgrad_guard.paper.figures import sps_auroc_figure, sps_figure
 from semgrad_guard.paper.probe_record import Probe
 from semgrad_guard.paper.probing import ProbePlan, by_model, probe, with_written
-from semgrad_guard.paper.report import is_report, write_report
+from semgrad_guard.paper.report import is_report, sps_auroc_figure, sps_figure, write_report
 from semgrad_guard.paper.results import GradedRun, Results, is_graded_table, read_graded, write_graded
 from semgrad_guard.paper.tables import is_table
-from semgrad_guard.questions.data import Question, QuestionFile, wordings
-from semgrad_guard.questions.data_files import make_folder
-from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.data import Phrasing, Question, QuestionFile, wordings
+from semgrad_guard.questions.data_files import HUB, make_folder
 from semgrad_guard.questions.run_record import EvaluatedAnswer, is_record, number_of_try, read_record
-from semgrad_guard.questions.sources import HUB
 from semgrad_guard.settings import REPORTED, JudgedBy, OnCut, OnDoubt
 
 

@@ -19,7 +19,8 @@ from semgrad_guard.files import atomic_write
 from semgrad_guard.loading import ModelSource, load_estimator, pocket_policy
 from semgrad_guard.named import POCKET
 from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.data_files import STDIN, read_text, sole_writer
+from semgrad_guard.questions.data_files import STDIN, read_text
+from semgrad_guard.questions.run_record import sole_writer
 from semgrad_guard.records import Verdict
 from semgrad_guard.settings import DtypeName, JudgedBy, OnNoThreshold
 

@@ -129,27 +129,19 @@ def calibrate_scored(
     """
     units, how = graded.units(), {"binding": binding, "prompts": graded.prompts, **how}
     if graded.sentences is not None:
-        outcome = _by_sentence(graded, estimator, **how)
+        answers = graded.answer_sentences(estimator)
+        made = calibrate_sentences(answers, **how)
+        compared = (compared_scores(one.uncertainties, one.leans_on, on_doubt=how["on_doubt"]) for one in answers)
+        scores = [score for of_an_answer in compared for score in of_an_answer]
     else:
         scores = list(graded.scores(estimator))
         made = calibrate(scores, graded.correct, groups=graded.questions, **how)
-        outcome = Outcome(made, scores, list(graded.correct))
-    compared = outcome.calibration.with_content(
+    found = made.with_content(
         aurocs={name: auroc(column, units.correct) for name, column in units.uncertainties.items() if units.correct},
         auto=auto or best_at_hand(graded if how.get("copies") == "keep" else graded.distinct()),
         n_abstained=graded.n_abstained,
     )
-    return replace(outcome, calibration=compared)
-
-
-def _by_sentence(graded: LearningSet, estimator: Any, **how: Any) -> Outcome:
-    """The calibration of sentences; the outcome is about each of them, with the score that is compared."""
-    answers = graded.answer_sentences(estimator)
-    found = calibrate_sentences(answers, **how)
-    compared = [
-        score for one in answers for score in compared_scores(one.uncertainties, one.leans_on, on_doubt=how["on_doubt"])
-    ]
-    return Outcome(found, compared, list(graded.units().correct))
+    return Outcome(found, scores, list(units.correct))
 
 
 def calibrate_by_hand(scores: Sequence[float | None], grades: Sequence[Grade | None], **how: Any) -> Outcome:

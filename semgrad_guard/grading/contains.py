@@ -43,9 +43,9 @@ so near to the beginning is what a pronoun there is said to be."""
 _MOST, _ALL = 0.5, 0.75
 """Shares of a question's words that a sentence repeats."""
 
-_NEGATED, _DENIED_AFTER, _TAKEN_BACK, _OPENING, _DENIES = (
+_NEGATED, _DENIED_AFTER, _TAKEN_BACK, _OPENING, _DENIES, _TURNED = (
     re.compile(_ENGLISH["patterns"][name].replace("<not>", _ENGLISH["patterns"]["not"]).replace("\n", ""))
-    for name in ("negated", "denied_after", "taken_back", "opening", "denies")
+    for name in ("negated", "denied_after", "taken_back", "opening", "denies", "turned")
 )
 
 
@@ -107,7 +107,10 @@ class _Mention:
             return "denied"
         doubts = (_DOUBTS - self.question.forms) & {*_plain_text(words[:start]).split()}
         related = (_RELATIONS - self.question.forms) & {*before.split()[-5:]}
-        return "open" if doubts or related or _DOUBTS_AFTER & {*after.split()} else "asserted"
+        extremes = {form for form in self.question.forms if form.endswith("est")}  # and "the smallest" is another one
+        is_other = extremes and any(word.form.endswith("est") for word in words[:start] if word.form not in extremes)
+        is_turned = _DOUBTS_AFTER & {*after.split()} or _TURNED.match(after)
+        return "open" if doubts or related or is_other or is_turned else "asserted"
 
     def is_certain(self, own: frozenset[str]) -> bool:
         """The sentence answers with these words, and with no other; `own` are the words of all references."""
@@ -141,8 +144,13 @@ class _Mention:
             return True
         if any(word.is_number for word in words[start:end]):
             return self._has_rival_number(own)
-        is_first_of_list = bool(behind) and behind[0].is_capital and "and" in _of(words[end + 1 : end + 3])
-        return words[start].is_capital and (is_first_of_list or any(self._is_rival_name(i, own) for i in range(start)))
+        names = [
+            word for word in words[end : end + 2] if word.is_capital and word.form not in self.question.forms | own
+        ]
+        is_list = len(names) == 2 and all("," in name.gap for name in names)
+        if behind and behind[0].is_capital:
+            is_list |= "/" in behind[0].gap or "and" in _of(words[end + 1 : end + 3])
+        return words[start].is_capital and (is_list or any(self._is_rival_name(i, own) for i in range(start)))
 
     def _is_rival_name(self, i: int, own: frozenset[str]) -> bool:
         """A word before the mention is a name by itself, with a comma or a small word behind it."""

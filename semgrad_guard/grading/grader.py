@@ -47,7 +47,14 @@ def abstains(text: str, own: tuple[str, ...] = ()) -> bool:
     `own` are further beginnings of clauses that give none, in any language; then clauses end at commas, too.
     """
     wordings, found = _wordings(), text.lower()
-    if own and _begin_with(own, found):
+    beginnings = [plain for phrase in own if (plain := _plain(phrase.lower()))]
+    parts = [clause for part in re.split(r"[.,;:!?。，、！？\n]+", found) if (clause := _plain(part))]
+
+    def begins(clause: str, words: str) -> bool:
+        """Whole words: "na" does not begin "Narnia"; scripts without spaces have no small letters."""
+        return clause.startswith(words) and not clause[len(words) :][:1].islower()
+
+    if parts and all(any(begins(clause, words) for words in beginnings) for clause in parts):
         return True
     for short, full in _FULL:
         found = short.sub(full, found)
@@ -59,18 +66,6 @@ def abstains(text: str, own: tuple[str, ...] = ()) -> bool:
     return any(refusing) and all(
         refuses or wordings["aside"].match(clause) for refuses, clause in zip(refusing, clauses, strict=True)
     )
-
-
-def _begin_with(own: tuple[str, ...], text: str) -> bool:
-    """Every clause of a text begins with one of these words."""
-    beginnings = tuple(plain for phrase in own if (plain := _plain(phrase.lower())))
-    clauses = [clause for part in re.split(r"[.,;:!?。，、！？\n]+", text) if (clause := _plain(part))]
-    return bool(clauses) and all(any(_begins(clause, words) for words in beginnings) for clause in clauses)
-
-
-def _begins(clause: str, words: str) -> bool:
-    """Whole words: "na" does not begin "Narnia"; scripts without spaces have no small letters."""
-    return clause.startswith(words) and not clause[len(words) :][:1].islower()
 
 
 @cache

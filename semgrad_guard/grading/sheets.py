@@ -48,7 +48,7 @@ class GradeRow(BaseModel, frozen=True, extra="forbid", strict=True):
     @property
     def key(self) -> str:
         """Unique in the record."""
-        return _grade_key(self.grader, self.answer)
+        return f"{self.answer} {self.grader}"
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,12 @@ class SheetAnswer:
         """The same for a grader; it sees the passage of a sentence alone."""
         passage = (self.sentence and self.passage) or None
         return AnswerToGrade(self.question, self.text or "", self.references, self.sentence, passage)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Its row in a sheet."""
+        texts = (self.question, self.passage, "\n".join(self.references), self.text or "")
+        return self.key, *(cell.replace("\0", _NULL) for cell in texts), ""
 
     def graded(self, grade: Grade | None) -> str:
         """One line of a list: the answer with its grade; None: the grader came to no verdict."""
@@ -117,7 +123,7 @@ def _graded(
     an abstention costs nothing)."""
     verdicts: dict[AnswerToGrade, Grade | None] = {item: False for item in items if not item.text.strip()}
     if record is not None:
-        recorded = {item: record.rows.get(_grade_key(grader.name, _digest(item))) for item in items}
+        recorded = {item: record.rows.get(f"{_digest(item)} {grader.name}") for item in items}
         verdicts |= {item: grade.correct for item, grade in recorded.items() if grade is not None}
     waiting = [item for item in dict.fromkeys(items) if item not in verdicts]
     tell(len(items) - len(waiting), len(items))
@@ -139,10 +145,6 @@ def with_references(answers: Sequence[EvaluatedAnswer], questions: Sequence[Ques
     """The answers with the references and kinds that the questions have now: data may be mended after a run."""
     now = {question.key: {"references": question.answers, "kind": question.kind} for question in questions}
     return [answer.model_copy(update=now.get(answer.part_of or answer.key, {})) for answer in answers]
-
-
-def _grade_key(grader: str, digest: str) -> str:
-    return f"{digest} {grader}"
 
 
 def _digest(answer: AnswerToGrade) -> str:
@@ -192,14 +194,14 @@ HUMAN = "human"
 """The name of people among the graders."""
 
 # Spreadsheet programs write TRUE and FALSE in the language of their user.
-_YES = {"1", "1.0", "true", "yes", "y", "x", "correct", "right", "wahr", "vrai", "verdadero"}
+_YES = {"1", "1.0", "true", "yes", "y", "x", "correct", "right", "wahr", "vrai", "verdadero", "vero"}
 _ABSTAINED = {ABSTAINED, "abstain", "abstention", "abstains"}
 _NO = {"0", "0.0", "false", "no", "n", "incorrect", "wrong", "falsch", "faux", "falso"}
 
 
 def write_sheet(path: Path, answers: Sequence[SheetAnswer]) -> Path:
     """Write the sheet: one row per answered question, references one a line, the column `correct` empty."""
-    return write_table(path, COLUMNS, [_cells(answer) for answer in answers if answer.text is not None])
+    return write_table(path, COLUMNS, [answer.cells for answer in answers if answer.text is not None])
 
 
 def extend_sheet(path: Path, answers: Sequence[SheetAnswer]) -> int:
@@ -216,7 +218,7 @@ def extend_sheet(path: Path, answers: Sequence[SheetAnswer]) -> int:
     names, rows = open_sheet(path)
     there = {_row_key(row) for row in rows}
     missing = [answer for answer in answered if answer.key not in there]
-    new: list[dict[str, str]] = [dict(zip(COLUMNS, _cells(answer), strict=True)) for answer in missing]
+    new: list[dict[str, str]] = [dict(zip(COLUMNS, answer.cells, strict=True)) for answer in missing]
     append_rows(path, [[cells.get(name, "") for name in names] for cells in new])
     return len(new)
 
@@ -226,11 +228,13 @@ def open_sheet(path: Path) -> tuple[list[str], list[Row]]:
 
     Raises:
         DataFileError: the file cannot be read, or is not a table.
-        GradingError: it is not a sheet: a column is missing.
+        GradingError: it is not a sheet: a column is missing, or a row has more cells than there are columns.
     """
     names, rows = read_table(path)
     if missing := [name for name in ("key", "correct") if name not in names]:
         raise GradingError(f"{path} has no column {missing[0]!r}; keep those of the sheet: {', '.join(COLUMNS)}.")
+    if row := next((row for row in rows if row.fault), None):
+        raise GradingError(f"{path}, row {row.number} {row.fault}.")
     return names, rows
 
 
@@ -256,11 +260,6 @@ def labels_for(path: Path, answers: Sequence[SheetAnswer], *, others: Collection
             "no, 1 or 0, or abstained), and run the same command again. The answers are kept."
         )
     return labels
-
-
-def _cells(answer: SheetAnswer) -> tuple[str, ...]:
-    texts = (answer.question, answer.passage, "\n".join(answer.references), answer.text or "")
-    return answer.key, *(cell.replace("\0", _NULL) for cell in texts), ""
 
 
 def read_sheet(path: Path, answers: Sequence[SheetAnswer], *, others: Collection[str] = ()) -> Verdicts:
@@ -291,7 +290,7 @@ def read_grades(path: Path) -> tuple[list[tuple[str, bool]], list[str]]:
         DataFileError: the file cannot be read, or is not a table.
         GradingError: it is not a sheet: a column is missing.
     """
-    words = [(row, row.cells["correct"].strip()) for row in open_sheet(path)[1]]
+    words = [(row, row.cells.get("correct", "").strip()) for row in open_sheet(path)[1]]
     grades = [(_row_key(row), grade) for row, word in words if isinstance(grade := _read(word), bool)]
     return grades, [_other_word(row, word) for row, word in words if word and _read(word) is None]
 

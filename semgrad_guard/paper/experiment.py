@@ -20,8 +20,7 @@ from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.base import timed
 from semgrad_guard.estimators.own_tokens import ObservedEstimator, ReplayEstimator
 from semgrad_guard.estimators.samples import AskingEstimator
-from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.data import Phrasing, Question
 from semgrad_guard.questions.run import A, Answering, kept_score, observing_first
 from semgrad_guard.questions.run_record import AnswerScore, EvaluatedAnswer, JobRecord, Progress, SampleSet
 from semgrad_guard.records import Message
@@ -51,7 +50,10 @@ def measure(
     done before the first of them, and its time counts for each.
     """
     whole = list(enumerate(answers))
-    drawing = whole if len(sampled) == len(answers) else _batch_of(answers, sampled)
+    drawing = whole
+    if len(sampled) < len(answers):  # a batch of their own
+        some = BatchScoring.joined([answers[row] for row in sampled]).evidence if sampled else ()
+        drawing = list(zip(sampled, some, strict=True))
     measured: list[dict[str, Cell]] = [{} for _ in answers]
     samples: dict[tuple[int, Any], SampleSet | None] = {}
     common: dict[Hashable, float] = {}
@@ -110,12 +112,6 @@ def _samples(evidence: Evidence, plan: Any, temperature: float) -> SampleSet | N
             for sample in drawn
         ),
     )
-
-
-def _batch_of(answers: Sequence[Evidence], rows: Sequence[int]) -> list[tuple[int, Evidence]]:
-    """Some of the answers, as a batch of their own."""
-    joined = BatchScoring.joined([answers[row] for row in rows]).evidence if rows else ()
-    return list(zip(rows, joined, strict=True))
 
 
 @dataclass(frozen=True)

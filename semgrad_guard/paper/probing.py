@@ -40,8 +40,7 @@ from semgrad_guard.grading.grader import ABSTAINED
 from semgrad_guard.guard import template_name
 from semgrad_guard.metrics import auroc
 from semgrad_guard.paper.probe_record import GradedGrid, Probe, Recommendation, Table, with_answers, without_answers
-from semgrad_guard.questions.data import Question, with_paraphrases
-from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.data import Phrasing, Question, with_paraphrases
 from semgrad_guard.questions.run import batches_of, complete, run_settings, where_it_fits
 from semgrad_guard.questions.run_record import Answer, JobRecord, Progress, unwatched
 from semgrad_guard.records import Message
@@ -104,8 +103,12 @@ def with_written(
     def write(batch: Sequence[Question], _: int) -> list[Paraphrased]:
         replies = ask([PROMPT.format(count=COUNT, question=question.question) for question in batch])
         found = [wordings_in(reply, question.question) for reply, question in zip(replies, batch, strict=True)]
-        if nli is not None:
-            found = [_confirmed(texts, row.question, nli) for texts, row in zip(found, batch, strict=True)]
+        for place, (row, texts) in enumerate(zip(batch, found, strict=True)):
+            if nli is not None:
+                there = nli.probabilities([(row.question, text) for text in texts])
+                back = nli.probabilities([(text, row.question) for text in texts])
+                both = [one.entails and other.entails for one, other in zip(there, back, strict=True)]
+                found[place] = tuple(text for text, entailed in zip(texts, both, strict=True) if entailed)
         return [Paraphrased(key=row.key, texts=texts) for row, texts in zip(batch, found, strict=True)]
 
     with JobRecord(path, settings, Paraphrased, kind=KIND) as record:
@@ -142,13 +145,6 @@ def wordings_in(reply: str, question: str) -> tuple[str, ...]:
             seen.add(plain)
             found.append(text)
     return tuple(text for text in found if text)[:COUNT]
-
-
-def _confirmed(texts: Sequence[str], question: str, nli: Entailment) -> tuple[str, ...]:
-    """Those that follow from the question, and the question from them."""
-    there = nli.probabilities([(question, text) for text in texts])
-    back = nli.probabilities([(text, question) for text in texts])
-    return tuple(text for text, one, other in zip(texts, there, back, strict=True) if one.entails and other.entails)
 
 
 Phase = Callable[[str], AbstractContextManager[Progress]]

@@ -1,24 +1,29 @@
-"""From answers and grades to results: the graded run that the report is made from, and a table of every answer."""
+"""From answers and grades to results: the graded run that the report is made from, a table of every answer, and the
+paper's own results and settings, to compare with.
+
+The paper: Li et al., "Gradients with Respect to Semantics Preserving Embeddings Tell the Uncertainty of Large Language
+Models", ICML 2026; Tables 1, 3 and 5.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from semgrad_guard.declared import read_record
 from semgrad_guard.errors import GradingError, InputError
 from semgrad_guard.estimators.learned import FusedStates
-from semgrad_guard.files import atomic_write
+from semgrad_guard.files import atomic_write, table_of
 from semgrad_guard.grading.by_name import is_final, right_means
 from semgrad_guard.grading.candidates import cross_fitted
 from semgrad_guard.grading.grader import ABSTAINED, Verdicts
 from semgrad_guard.named import title_of
-from semgrad_guard.questions.data_files import first_line, write_table
-from semgrad_guard.questions.run_record import EvaluatedAnswer
+from semgrad_guard.questions.data_files import write_table
+from semgrad_guard.questions.run_record import EvaluatedAnswer, first_line, flat
 
 
 @dataclass(frozen=True)
@@ -255,3 +260,88 @@ class Results:
 def is_graded_table(path: Path) -> bool:
     """Whether a file is a table that `Results.write_csv` wrote, by its first columns."""
     return first_line(path).startswith(",".join([*_ASKED, "correct: "]).encode())
+
+
+Settings = Mapping[str, Any]
+
+OURS = "HybridGrad"
+"""The method that everything is compared with."""
+
+_TABLES: Mapping[str, Any] = table_of("semgrad_guard.paper", "published.toml")
+_AVERAGES: Mapping[str, tuple[float, float]] = _TABLES["averages"]
+METHODS = tuple(_AVERAGES)
+"""In the order of the paper's tables: eleven rivals, then its own three."""
+
+SOURCE = "Li et al., ICML 2026, averages over three models and three data sets"
+
+AUROC_AVERAGES = {method: auroc for method, (auroc, _) in _AVERAGES.items()}
+AURC_AVERAGES = {method: aurc for method, (_, aurc) in _AVERAGES.items()}
+
+RUN_TIME_SHARES = {
+    method: seconds / _TABLES["run_time"]["plain"] for method, seconds in _TABLES["run_time"]["added"].items()
+}
+"""Table 3: additional run time over that of plain generation."""
+
+SETTINGS: Mapping[str, Settings] = {
+    "ln_pe": {"plan.count": 10, "plan.temperature": 1.0},
+    "self_consistency": {"plan.count": 10, "plan.temperature": 0.7, "plan.top_p": 1.0},
+    "deg": {"plan.count": 10, "plan.temperature": 0.7, "plan.top_p": 1.0},
+    "inside": {"plan.count": 10, "plan.temperature": 0.5, "plan.top_p": 0.99, "plan.top_k": 5},
+    "semantic_entropy": {"plan.count": 10, "plan.temperature": 1.0},
+    "semantic_density": {"plan.count": 10, "plan.penalty": 1.0, "temperature": 0.1},
+    "mutual_information": {"plan.count": 10, "plan.temperature": 0.9},
+    "sar": {"plan.count": 5, "plan.temperature": 1.0},
+    "semgrad": {"variant": "paper", "layers": None, "norm": "l1", "weighted": True},
+    "paragrad": {"variant": "paper", "norm": "l1", "weighted": True},
+    "hybridgrad": {"variant": "paper", "layers": None, "norm": "l1", "weighted": True, "tau": 1.0, "beta": 1.0},
+}
+"""Estimator -> the settings that the paper names for it (sections 3.3 and 4.1, appendix C.2)."""
+
+MODELS = {
+    "equivalence": ("deberta", "the paper asks DeBERTa trained on MNLI"),
+    "similarity": ("stsb-roberta-large", "the paper asks cross-encoder/stsb-roberta-large"),
+}
+"""Setting of an estimator -> (a part of the name of the paper's model, the paper's choice in words)."""
+
+STANDING = (
+    "The end token of an answer is not scored, by G-NLL either: scored are the tokens that a reader sees.",
+    "Paraphrases for the Semantic Preservation Score are the data file's; the paper asked a service for them.",
+)
+"""Where this project differs from the paper whatever the settings."""
+
+
+def in_order(methods: Iterable[str]) -> list[str]:
+    """The paper's methods in its order, then the others as they come."""
+    given = list(methods)
+    return [m for m in METHODS if m in given] + [m for m in given if m not in METHODS]
+
+
+def deviations(settings: Settings) -> list[str]:
+    """In words, every setting of a run that the paper names and that differs, then the standing differences.
+
+    `settings` has "grader", "prompt", "generation" and "estimators": {name: {"name": ..., **settings}}. Settings that
+    are not stated is not compared.
+    """
+    found: list[str] = []
+    grader, prompt = settings.get("grader"), settings.get("prompt")
+    if grader is not None and "bem" not in str(grader).lower():
+        found.append(f"Answers are graded by {grader}; the paper uses BEM at a score of 0.7.")
+    if prompt is not None and str(prompt) != "paper":
+        called = "a template of its own" if "{" in str(prompt) else prompt
+        found.append(f"The prompt is {called}; the paper asks for a direct answer with one or few words.")
+    generation = cast("Settings", settings.get("generation") or {})
+    if generation.get("temperature"):
+        found.append(f"Answers are sampled at temperature {generation['temperature']}; the paper decodes greedily.")
+    for key, stated in cast("Mapping[str, Settings]", settings.get("estimators") or {}).items():
+        leaves, name, title = dict(flat(stated)), str(stated.get("name", key)), str(stated.get("title", key))
+        for setting, expected in SETTINGS.get(name, {}).items():
+            if setting in leaves and leaves[setting] != expected:
+                found.append(
+                    f"{title}: {setting.removeprefix('plan.')} is {leaves[setting]}, and {expected} in the paper."
+                )
+        for setting, (part, theirs) in MODELS.items():
+            if setting in leaves and part not in str(leaves[setting]).lower():
+                found.append(f"{title}: {setting} is judged by {leaves[setting]}; {theirs}.")
+        if name == "p_true" and leaves.get("examples") == []:
+            found.append(f"{title}: asked without examples; the paper's published code shows six.")
+    return [*found, *STANDING]

@@ -28,9 +28,8 @@ from numpy.typing import NDArray
 from semgrad_guard.calibration.gates import upper_bound
 from semgrad_guard.calibration.thresholds import fit_isotonic
 from semgrad_guard.metrics import Floats, Ints, Tally, as_arrays, divide, tally
-from semgrad_guard.paper import published
-from semgrad_guard.paper.guarantee import ALPHAS, SPLITS, GuaranteedCoverage, fewest_questions, guaranteed_coverage
-from semgrad_guard.paper.results import GradedRun
+from semgrad_guard.paper.coverage import ALPHAS, SPLITS, GuaranteedCoverage, fewest_questions, guaranteed_coverage
+from semgrad_guard.paper.results import OURS, GradedRun, in_order
 
 RESAMPLES = 1000
 LEVEL = 0.95
@@ -276,7 +275,7 @@ class RunSummary:
 def summarize(run: GradedRun, *, count: int = RESAMPLES, splits: int = SPLITS) -> RunSummary:
     """Measure a run, by `count` bootstrap resamples and, for coverage at a guaranteed error rate, so many `splits`."""
     drawn = Resampling(run.data, count, clusters=run.clusters)
-    titles, everything = published.in_order(run.scores), range(run.n)
+    titles, everything = in_order(run.scores), range(run.n)
 
     def auroc(scores: Scores, correct: Sequence[bool], rows: Sequence[int] = everything, data: str = "") -> Estimate:
         """The AUROC on some of the rows, which are a data set of their own if it is named."""
@@ -299,7 +298,7 @@ def summarize(run: GradedRun, *, count: int = RESAMPLES, splits: int = SPLITS) -
     }
     confidence = {title: crossfitted(run.scores[title], run.correct) for title in titles}
     measured = {name: {title: found[name] for title, found in quality.items()} for name in QUALITY}
-    compared = titles if published.OURS in titles else []
+    compared = titles if OURS in titles else []
     differences = {title: _difference(run, title, quality, drawn) for title in compared}
     for name in COMPARED:
         measured[f"{name} difference"] = {title: found[name] for title, found in differences.items()}
@@ -307,7 +306,7 @@ def summarize(run: GradedRun, *, count: int = RESAMPLES, splits: int = SPLITS) -
     measured["ece"] = {
         title: expected_calibration_error(found, run.correct, drawn) for title, found in confidence.items()
     }
-    timed = published.in_order(run.milliseconds)
+    timed = in_order(run.milliseconds)
     measured["run time"] = {title: mean_time(run.milliseconds[title]) for title in timed}
     kinds = sorted({kind for kind in run.kinds if kind is not None})
     for kind in kinds:
@@ -333,10 +332,10 @@ def _difference(
     run: GradedRun, title: str, quality: Mapping[str, Mapping[str, Estimate]], drawn: Resampling
 ) -> dict[str, Estimate]:
     """Minus HybridGrad's; the replicates are there already where no score is missing."""
-    mine, theirs = run.scores[title], run.scores[published.OURS]
+    mine, theirs = run.scores[title], run.scores[OURS]
     if None in mine or None in theirs:
         return paired_difference(COMPARED, mine, theirs, run.correct, drawn)
-    return {name: combined([quality[title][name], quality[published.OURS][name]], [1.0, -1.0]) for name in COMPARED}
+    return {name: combined([quality[title][name], quality[OURS][name]], [1.0, -1.0]) for name in COMPARED}
 
 
 def _at(column: Sequence[T], rows: Sequence[int]) -> list[T]:
@@ -370,7 +369,7 @@ def standing(summary: RunSummary) -> Standing | None:
     """Which methods beat HybridGrad's AUROC on a run, which it beats, and which are too close to tell."""
     found = Standing([], [], [])
     for method, difference in summary.measured["auroc difference"].items():
-        if method == published.OURS or difference.value is None or difference.low is None:
+        if method == OURS or difference.value is None or difference.low is None:
             continue
         if not difference.excludes_zero:
             found.undecided.append(method)
@@ -385,8 +384,8 @@ def promises(summary: RunSummary) -> list[Promised]:
     for alpha, guarded in summary.guaranteed.items():
         coverage = {method: found.mean_coverage for method, found in guarded.items() if found is not None}
         if coverage:
-            best = max(coverage, key=lambda method: (coverage[method], method == published.OURS))
+            best = max(coverage, key=lambda method: (coverage[method], method == OURS))
             needed = fewest_questions(alpha=alpha)
             needs = needed if summary.run.n < needed else None
-            found.append(Promised(alpha, coverage.get(published.OURS), best, coverage[best], needs))
+            found.append(Promised(alpha, coverage.get(OURS), best, coverage[best], needs))
     return found

@@ -17,10 +17,9 @@ from typing import Literal
 import numpy as np
 
 from semgrad_guard.files import table_of
-from semgrad_guard.paper import published
-from semgrad_guard.paper.guarantee import GuaranteedCoverage
+from semgrad_guard.paper.results import AURC_AVERAGES, AUROC_AVERAGES, OURS, RUN_TIME_SHARES, in_order
 from semgrad_guard.paper.summary import COVERAGES, Estimate, RunSummary, combined, estimate, known, mean
-from semgrad_guard.questions.data_files import first_line
+from semgrad_guard.questions.run_record import first_line
 
 _TEXTS: Mapping[str, Mapping[str, str]] = table_of("semgrad_guard.paper", "tables.toml")
 
@@ -162,13 +161,13 @@ def auroc(summaries: Sequence[RunSummary]) -> Table:
         if count
     ]
     note = f"Answers without a score are left out of AUROC and never let through: {'; '.join(unscored)}."
-    columns = [*_by_run(summaries, "auroc", HIGH), _paper(published.AUROC_AVERAGES)]
+    columns = [*_by_run(summaries, "auroc", HIGH), _paper(AUROC_AVERAGES)]
     return _table("table1_auroc", columns, _methods(summaries), [note] if unscored else ())
 
 
 def aurc(summaries: Sequence[RunSummary]) -> Table:
     """Table 5 of the paper."""
-    columns = [*_by_run(summaries, "aurc", LOW), _paper(published.AURC_AVERAGES)]
+    columns = [*_by_run(summaries, "aurc", LOW), _paper(AURC_AVERAGES)]
     return _table("table5_aurc", columns, _methods(summaries))
 
 
@@ -186,7 +185,7 @@ def accuracy(summaries: Sequence[RunSummary]) -> Table:
 
 def differences(summaries: Sequence[RunSummary]) -> Table | None:
     """AUROC and AURC of every method minus HybridGrad's; None if HybridGrad is in no run."""
-    compared = [s for s in summaries if published.OURS in s.run.scores]
+    compared = [s for s in summaries if OURS in s.run.scores]
     if not compared:
         return None
     columns: list[Column] = []
@@ -195,7 +194,7 @@ def differences(summaries: Sequence[RunSummary]) -> Table | None:
         found = _by_run(compared, f"{metric} difference", look)
         columns += [replace(one, name=_name(s, compared)) for one, s in zip(found, compared, strict=False)]
         columns += found[len(compared) :]
-    return _table("differences", columns, [name for name in _methods(compared) if name != published.OURS])
+    return _table("differences", columns, [name for name in _methods(compared) if name != OURS])
 
 
 def confidence(summaries: Sequence[RunSummary]) -> Table:
@@ -248,11 +247,11 @@ def run_time(summaries: Sequence[RunSummary]) -> Table | None:
     for s in timed:
         columns.append(replace(look, group=s.run.title, cells=_cells(s, "run time")))
         columns.append(replace(look, name="share", group=s.run.title, digits=2, cells=_shares_of_time(s)))
-    columns.append(replace(_paper(published.RUN_TIME_SHARES), name="share", scale=1.0, signed=True))
+    columns.append(replace(_paper(RUN_TIME_SHARES), name="share", scale=1.0, signed=True))
     recorded = [(s.generation.value, s.run.title) for s in timed if s.generation is not None]
     plain = "; ".join(f"{milliseconds:,.1f} ms in {title}" for milliseconds, title in recorded if milliseconds)
     note = f"Plain generation: {plain}." if plain else "Run time of plain generation was not recorded."
-    methods = published.in_order(dict.fromkeys(method for s in timed for method in s.measured["run time"]))
+    methods = in_order(dict.fromkeys(method for s in timed for method in s.measured["run time"]))
     return _table("table3_run_time", columns, methods, [note], missing="not measured")
 
 
@@ -273,26 +272,17 @@ def guaranteed(summary: RunSummary) -> Table:
     """Coverage at a guaranteed error rate of one run."""
     columns: list[Column] = []
     for alpha, found in summary.guaranteed.items():
-        group = _promise(alpha)
-        columns.append(replace(HIGH, name="answered", group=group, cells=dict(map(_answered, found.items()))))
-        columns.append(Column("over", dict(map(_over, found.items())), group, digits=0))
+        answered = dict.fromkeys(found, Cell(note="one question cannot be split"))
+        over = dict(answered)
+        for name, one in found.items():
+            if one is not None:
+                low, high = np.quantile(one.coverage, [0.1, 0.9])
+                answered[name] = Cell(Estimate(one.mean_coverage, float(low), float(high), one.coverage))
+                over[name] = Cell(note="nothing is let through") if one.nothing == 1.0 else Cell(known(one.violations))
+        columns.append(replace(HIGH, name="answered", group=_promise(alpha), cells=answered))
+        columns.append(Column("over", over, _promise(alpha), digits=0))
     notes = [note for alpha in summary.guaranteed if (note := _effect(summary, alpha))]
     return _table("guaranteed_coverage", columns, summary.unscored, notes)
-
-
-def _answered(method: tuple[str, GuaranteedCoverage | None]) -> tuple[str, Cell]:
-    name, found = method
-    if found is None:
-        return name, Cell(note="one question cannot be split")
-    low, high = np.quantile(found.coverage, [0.1, 0.9])
-    return name, Cell(Estimate(found.mean_coverage, float(low), float(high), found.coverage))
-
-
-def _over(method: tuple[str, GuaranteedCoverage | None]) -> tuple[str, Cell]:
-    name, found = method
-    if found is None:
-        return name, Cell(note="one question cannot be split")
-    return name, Cell(note="nothing is let through") if found.nothing == 1.0 else Cell(known(found.violations))
 
 
 def _table(
@@ -310,12 +300,16 @@ def _table(
 
 
 def _by_run(summaries: Sequence[RunSummary], measure: str, look: Column) -> list[Column]:
-    """One column a run, and the average of several."""
+    """One column a run, and the means of several; none of a method that is missing or undefined in one of them."""
     columns = [
         replace(look, name=s.run.data, group=look.group or s.run.model, cells=_cells(s, measure)) for s in summaries
     ]
-    average = replace(look, name=AVERAGE, cells=_average([column.cells for column in columns]))
-    return [*columns, average] if len(summaries) > 1 else columns
+    means: dict[str, Cell] = {}
+    for name in dict.fromkeys(chain(*(column.cells for column in columns))):
+        estimates = [column.cells[name].estimate for column in columns if name in column.cells]
+        whole = len(estimates) == len(columns) and all(one.value is not None for one in estimates)
+        means[name] = Cell(mean(estimates)) if whole else Cell(note="not defined in every column")
+    return [*columns, replace(look, name=AVERAGE, cells=means)] if len(summaries) > 1 else columns
 
 
 def _by_measure(summary: RunSummary, measures: Mapping[str, str], look: Column, *, group: str) -> list[Column]:
@@ -341,19 +335,9 @@ def _cells(summary: RunSummary, measure: str) -> dict[str, Cell]:
     }
 
 
-def _average(columns: Sequence[Mapping[str, Cell]]) -> dict[str, Cell]:
-    """The means over all runs; none of a method that is missing or undefined in one of them."""
-    found: dict[str, Cell] = {}
-    for name in dict.fromkeys(chain(*columns)):
-        estimates = [column[name].estimate for column in columns if name in column]
-        whole = len(estimates) == len(columns) and all(one.value is not None for one in estimates)
-        found[name] = Cell(mean(estimates)) if whole else Cell(note="not defined in every column")
-    return found
-
-
 def _methods(summaries: Sequence[RunSummary]) -> list[str]:
     """Every method of any run, in the paper's order."""
-    return published.in_order(dict.fromkeys(method for s in summaries for method in s.unscored))
+    return in_order(dict.fromkeys(method for s in summaries for method in s.unscored))
 
 
 def _name(summary: RunSummary, summaries: Sequence[RunSummary]) -> str:

@@ -15,23 +15,19 @@ from semgrad_guard.questions.layouts import (
     COLUMNS,
     KNOWN,
     MARKS,
-    PLACEHOLDERS,
     TRUTH,
-    WRITTEN_OBJECT,
-    WRITTEN_PASSAGE,
     Choices,
     FaultError,
     Record,
     choices_of,
     flat,
+    is_a,
     lines_of,
     literal,
     plain,
-    require_answer,
-    require_no_letter,
-    require_one,
+    require_no_choice,
+    require_plain,
     result_of,
-    several,
     shown,
     span_answers,
 )
@@ -43,7 +39,8 @@ _NAMES: Mapping[str, list[str]] = KNOWN["columns"]
 _REFERENCES_BESIDE_ANSWERS, _CONTEXT = _NAMES["references_beside_answers"], KNOWN["passages"]["names"]
 _UNANSWERABLE = dict.fromkeys(_NAMES["answerable"], False) | dict.fromkeys(_NAMES["unanswerable"], True)
 _GRADE, _LOGGED, _RIVAL = (re.compile("|".join(KNOWN["grades"][name])) for name in ("names", "logged", "rivals"))
-_GRADE_WORDS, _SURE_GRADES = (frozenset(KNOWN["grades"][name].split()) for name in ("words", "in_any_column"))
+_GRADE_WORD, _SURE_GRADE = (re.compile(KNOWN["grades"][name]) for name in ("words", "in_any_column"))
+_POINTING = re.compile(KNOWN["choices"]["pointing"])
 _NO_PROSE = re.compile(r"(?=.*[\d_/])[\w./:#-]{3,}", re.ASCII)
 """An id, a name of a file, or an address."""
 _ANSWERS = (*_NAMES["references"], *_REFERENCES_BESIDE_ANSWERS, *_NAMES["best"], *_NAMES["aliases"])
@@ -53,6 +50,7 @@ NO_PASSAGE = (
 )
 """Columns that mean something else than a passage to answer from; the answers among them would give the answer away."""
 _FIELDS = {*map(plain, NO_PASSAGE)} - {*map(plain, _NAMES["response"])}
+_PASSAGES = {plain(name) for group in _CONTEXT for name in group}
 _SURE_REFERENCES = {*map(plain, (*_NAMES["references"], *_NAMES["aliases"]))}
 
 
@@ -81,7 +79,7 @@ def fields_of(record: Record, given: Mapping[str, str], *, needs: Need, cells: b
     try:
         record = flat(record)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise FaultError("is laid out like LangSmith's or Natural Questions' data, and is not") from error
+        raise FaultError("layout") from error
     return _Reading(record, given, cells).fields(needs)
 
 
@@ -130,13 +128,13 @@ class _Reading:
         """
         if (given := self._given.get(target)) is not None:
             if given not in self._record and not self._present([given]):
-                raise FaultError(f'has no "{given}"; {listed(self._record)}')
+                raise FaultError("no_column", name=given, columns=listed(self._record))
             return given if given in self._record else self._present([given])[0]
         there = self._present(known)
         filled = [name for name in there if self._is_filled(name) or self._record[name] == []]
         if any(self._texts(self._record[name]) != self._texts(self._record[filled[0]]) for name in filled[1:]):
             way_out = f", or name it (--column {target}=NAME)" if target in ("question", "answers", "context") else ""
-            raise FaultError(f"has {' and '.join(map(shown, filled))}, which are one field; keep one{way_out}")
+            raise FaultError("one_field", names=" and ".join(map(shown, filled)), way_out=way_out)
         return next(iter(filled or there), None)
 
     def _question(self, name: str) -> Any:
@@ -146,15 +144,15 @@ class _Reading:
         if isinstance(turns, list) and all(isinstance(turn, dict) for turn in cast("list[Any]", turns)):
             roles = [turn.get("role") for turn in cast("list[Record]", turns)]
             if roles.count("user") != 1 or not {*roles} <= {"user", "system", "developer"}:
-                raise FaultError(f'has a conversation in "{name}": give one question')
+                raise FaultError("conversation", name=name)
             self._found.unread += (f"{name} (system)",) if len(roles) > 1 else ()
             return cast("list[Record]", turns)[roles.index("user")].get("content")
-        if isinstance(value, str) and WRITTEN_PASSAGE.fullmatch(value.strip()):
-            raise FaultError(f'has a list or an object in "{name}", {value!r:.60}: write the question\'s text')
-        if isinstance(value, str) and value.strip().lower() in PLACEHOLDERS - {""}:
-            raise FaultError(f'has {value.strip()!r} in "{name}", as programs write what is missing')
+        if isinstance(value, str) and is_a(value, "container", "object"):
+            raise FaultError("written_question", name=name, value=value)
+        if isinstance(value, str) and value.strip() and is_a(value, "missing"):
+            raise FaultError("missing_question", name=name, value=value.strip())
         if "question" not in self._given and (more := self._present(_NAMES["continued"])):
-            raise FaultError(f'has "{more[0]}" next to "{name}", which may be one question: join them')
+            raise FaultError("continued", name=name, other=more[0])
         return value
 
     def _read_answers(self, needs: Need) -> None:
@@ -166,7 +164,7 @@ class _Reading:
         outputs = [
             known
             for known in self._present(_NAMES["response"])
-            if plain(known) != "result" or not _is_sure_grade(self._record[known])
+            if plain(known) != "result" or not _is_grade(known, self._record[known])
         ]
         response = self._column("response", outputs) or (answer if name not in (None, answer) else None)
         if response is not None:
@@ -191,7 +189,7 @@ class _Reading:
             self._used.add(name)
             truth = TRUTH.get(str(self._record[name]).strip().lower())
             if truth is None and self._is_filled(name):
-                raise FaultError(f'has {self._record[name]!r:.60} in "{name}", where true or false is expected')
+                raise FaultError("flag", name=name, value=self._record[name])
             if truth is no_answer:
                 return name
         return None
@@ -199,17 +197,20 @@ class _Reading:
     def _references(self, name: str, choices: Choices | None) -> Any:
         """The texts of a column, any of which is right."""
         value = self._record[name]
+        held = literal(value)
+        marks = cast("list[Any]", held) if isinstance(held, list) else [value]
         if choices is not None:
-            held = literal(value)
-            marks = cast("list[Any]", held) if isinstance(held, list) else [value]
             if len(marks) == 1 and (text := choices.meant(marks[0], name)) is not None:
                 self._used.update(choices.columns)
-                self._require_the_same_choice(choices, text, name)
+                for other in set(self._present(MARKS)) - {name}:
+                    if choices.also_meant(self._record[other], other) not in (None, text):
+                        raise FaultError("two_choices", name=name, text=text, other=other)
                 return [text]
             if len(marks) > 1 and any(re.fullmatch(r"[A-J]|\d", str(mark)) for mark in marks):
-                raise several(name, str(value))
-        elif isinstance(value, str):
-            require_no_letter(value, name, str(self._found.values.get("question")))
+                raise FaultError("several_choices", name=name, text=value)
+        elif len(marks) == 1 and isinstance(marks[0], str | int):
+            beside = {other: held for other, held in self._record.items() if plain(other) not in _FIELDS | _PASSAGES}
+            require_no_choice(str(marks[0]), name, str(self._found.values.get("question")), beside)
         self._require_references(name, value)
         if (yes := self._yes_or_no(value, name)) is not None:
             return [yes]
@@ -224,36 +225,26 @@ class _Reading:
         texts = [*cast("list[Any]", found), *(text for alias in aliases for text in self._answers(alias))]
         return [] if len(texts) == 1 and str(texts[0]).strip().lower() in KNOWN["cells"]["no_answer"] else texts
 
-    def _require_the_same_choice(self, choices: Choices, text: str, name: str) -> None:
-        """Refuse a record in which another column names another choice."""
-        for other in set(self._present(MARKS)) - {name}:
-            try:
-                found = choices.meant(self._record[other], other)
-            except FaultError:  # it holds something else
-                continue
-            if found not in (None, text):
-                raise FaultError(
-                    f'has one of its choices in "{name}", {text!r:.60}, and another in "{other}": keep one'
-                )
-
     def _answers(self, name: str) -> Any:
         """The texts of a column, each of which is one answer for sure."""
         value = self._record[name]
         value = result_of(value) if isinstance(value, str) else value
-        held = literal(value)
-        found = self._texts(value)
+        held, found = literal(value), self._texts(value)
         if isinstance(held, Mapping) and "spans" in held and (found := span_answers(cast("Record", held))) is None:
-            raise FaultError(f'has several spans in "{name}", which may all be needed: write one text')
+            raise FaultError("spans", name=name)
         if not isinstance(found, list):
             return found
-        texts, is_listed = cast("list[Any]", found), isinstance(held, list)
+        texts = cast("list[Any]", found)
+        where = "object" if isinstance(held, Mapping) else "text"
+        if isinstance(held, list):
+            where = "list" if len(texts) == 1 else "several"
+            if held and not texts:
+                raise FaultError("all_wrong", name=name)
         for text in texts:
-            if not is_listed:
-                require_answer(str(text), name)
-            if isinstance(text, str | int) and (isinstance(held, str | int) or (is_listed and len(texts) == 1)):
-                require_one(str(text), name, is_listed=is_listed)
+            if isinstance(text, str | int | float):
+                require_plain(str(text), name, where)
         if texts and not any(str(text).strip() for text in texts):
-            raise FaultError(f'has an empty text in "{name}": give the right answer, or [] if abstaining is right')
+            raise FaultError("empty", name=name)
         return [text for text in texts if text != ""]
 
     def _yes_or_no(self, value: Any, name: str) -> str | None:
@@ -264,10 +255,7 @@ class _Reading:
         if "true" in str(self._found.values.get("question")).lower():
             return text
         if not self._present(("passage", "facts")):
-            raise FaultError(
-                f'has {shown(value)} in "{name}", as programs write a yes or no: write the words of an answer, or '
-                f'{{"text": "{value}"}} if it is meant'
-            )
+            raise FaultError("truth", name=name, text=shown(value), value=value)
         return "yes" if text == "true" else "no"
 
     def _require_references(self, name: str, value: Any) -> None:
@@ -275,28 +263,24 @@ class _Reading:
         right one.
         """
         if _is_grade(name, value) and plain(name) not in map(plain, _ANSWERS):
-            raise FaultError(f'has a grade in "{name}", {value!r}, and no reference')
+            raise FaultError("grade", name=name, value=value)
         if "answers" in self._given or plain(name) not in ("answer", "answers"):
             return
         if rival := next(filter(lambda other: self._is_rival(other, value), self._record), None):
-            raise FaultError(
-                f'has "{rival}" next to "{name}", and which of them is the reference cannot be told: name it '
-                f"(--column answers={rival} or --column answers={name}), or write all right answers as one list"
-            )
+            raise FaultError("rival", name=name, other=rival)
         if "response" in self._found.columns:
             return
-        held, marks = literal(value), self._present(MARKS)
-        if isinstance(held, list) and len(cast("list[Any]", held)) > 1 and marks:
-            raise FaultError(f'has "{marks[0]}" next to "{name}", so that these may be choices: give the right one')
+        held = literal(value)
+        if isinstance(held, list) and len(cast("list[Any]", held)) > 1:
+            pointing = (other for other in self._record if other != name and _POINTING.search(plain(other)))
+            marks = (other for other in pointing if re.fullmatch(r"[A-Ja-j]|\d", str(self._record[other]).strip()))
+            if mark := next(iter((*self._present(MARKS), *marks)), None):
+                raise FaultError("may_be_choices", name=name, other=mark)
         others = {other: held for other, held in self._record.items() if plain(other) not in _FIELDS}
         grades = [other for other, held in others.items() if _is_grade(other, held)]
         logged = [other for other in others if _LOGGED.search(plain(other)) and self._is_filled(other)]
         if sign := next(iter((*grades, *(logged if plain(name) == "answer" else ()))), None):
-            graded = " and its grade" if grades else ""
-            raise FaultError(
-                f'has "{sign}" next to "{name}", so that this may be a model\'s answer{graded}'
-                f": name the column of the references (--column answers={name}, if they are there)"
-            )
+            raise FaultError("a_models", name=name, other=sign, graded=" and its grade" if grades else "")
 
     def _is_rival(self, other: str, value: Any) -> bool:
         """Whether a column may hold the reference, or further ones, in the place of an `answer` that differs."""
@@ -308,39 +292,29 @@ class _Reading:
         return is_text and texts != self._texts(value) and not _is_grade(other, held)
 
     def _read_passage(self) -> None:
-        if "context" in self._given:
-            name = next(iter(self._present([self._given["context"]])), self._given["context"])
+        if given := self._given.get("context"):
+            name = next(iter(self._present([given])), given)
         else:
             filled = [list(filter(self._is_filled, self._present(group))) for group in _CONTEXT]
             name = next((self._column("context", names) for names in filled if names), None)
         if name is None:
             return
-        value = self._record.get(name)
-        if isinstance(value, str):
-            value = self._written_passage(value, name)
+        value = written = self._record.get(name)
+        if isinstance(written, str):
+            # DeepEval joins the passages of a list in its CSV files
+            joined = self._cells and "|" in written and self._present(("actual_output", "expected_output"))
+            value = written.split("|") if joined else literal(written)
+            is_written = is_a(written, "container", "object") if value is written else passages(value) is None
+            if (is_written or written.strip() in ("()", "{}")) and value != []:
+                raise FaultError("written_passage", name=name, value=written.strip())
         found = passages(value)
-        if "context" in self._given and not found:
-            raise FaultError(f'has no text in "{name}": it must hold one, or a list of some; {listed(self._record)}')
-        if isinstance(value, str) and value.strip().lower() in PLACEHOLDERS:
-            raise FaultError(
-                f'has {value.strip()!r} in "{name}", where a passage is expected; leave it empty if there is none'
-            )
+        if given and not found:
+            raise FaultError("no_passage", name=name, columns=listed(self._record))
+        if isinstance(value, str) and is_a(value, "missing"):
+            raise FaultError("missing_passage", name=name, value=value.strip())
         if found and all(map(_NO_PROSE.fullmatch, found.split("\n\n"))):
-            raise FaultError(f'has names or numbers of passages in "{name}", {found!r:.60}: give their texts')
+            raise FaultError("ids_of_passages", name=name, value=found)
         self._take("context", name, found or value)
-
-    def _written_passage(self, text: str, name: str) -> Any:
-        """A text, or the passages that are written in it."""
-        # DeepEval joins the passages of a list in its CSV files
-        joined = self._cells and "|" in text and self._present(("actual_output", "expected_output"))
-        value = text.split("|") if joined else literal(text)
-        is_written = WRITTEN_PASSAGE.fullmatch(text.strip()) if value is text else passages(value) is None
-        if (is_written or text.strip() in ("()", "{}")) and value != []:
-            raise FaultError(
-                f'has a list or an object in "{name}" that cannot be read, {text.strip()!r:.60}: write its texts as '
-                'JSON, ["...", "..."], or [] if there is none'
-            )
-        return value
 
     def _texts(self, value: Any) -> Any:
         """One text as a list of one, and the forms that well-known data give to several."""
@@ -354,16 +328,16 @@ class _Reading:
 
 
 def _is_grade(name: str, value: Any) -> bool:
-    """A truth value, a number, or a grader's word, in a column that is named like a grade."""
+    """A truth value, a number, or a grader's word, in a column that is named like a grade, perhaps among others; a
+    grader's word that means nothing else, whatever its column is called.
+    """
+    if isinstance(value, dict | list):
+        among = cast("Record", value).values() if isinstance(value, dict) else cast("list[Any]", value)
+        return any(_is_grade(name, one) for one in among if not isinstance(one, list))
     text = str(value).strip().lower()
-    is_one = text in TRUTH or text in _GRADE_WORDS or bool(re.fullmatch(r"-?\d{0,3}(?:\.\d+)?%?", text))
+    is_one = text in TRUTH or _GRADE_WORD.fullmatch(text) or re.fullmatch(r"-?\d{0,3}(?:\.\d+)?%?", text)
     is_named = bool(_GRADE.search(plain(name))) and not name.endswith(("_id", " id", "Id"))
-    return _is_sure_grade(value) or (text != "" and is_one and is_named)
-
-
-def _is_sure_grade(value: Any) -> bool:
-    """A grader's word that means nothing else, whatever its column is called."""
-    return str(value).strip().lower() in _SURE_GRADES
+    return _SURE_GRADE.fullmatch(text) is not None or (text != "" and bool(is_one) and is_named)
 
 
 def tells_even_if_empty(name: str) -> bool:
@@ -405,8 +379,7 @@ def _passages(value: Any) -> Iterator[Any]:
             yield f"{parts[0]}\n{''.join(map(str, cast('list[Any]', parts[1])))}"
             return
         for part in parts:
-            is_object = isinstance(part, str) and WRITTEN_OBJECT.fullmatch(part.strip())
-            yield from (None,) if is_object else _passages(part)
+            yield from (None,) if isinstance(part, str) and is_a(part, "object") else _passages(part)
     else:
         yield value
 
@@ -416,7 +389,8 @@ def _unwrapped(value: Any) -> Any:
     if isinstance(value, Mapping):
         held = {name.lower(): content for name, content in cast("Mapping[str, Any]", value).items()}
         known = [held[name] for name in ("value", "aliases", "text", "answer") if held.get(name) is not None]
-        return _joined(known) if known else cast("Any", value)
+        is_part = known == [held.get("aliases")] or "unit" in held
+        return cast("Any", value) if is_part or not known else _joined(known)
     if isinstance(value, tuple | list):
         given = list(cast("Iterable[Any]", value))
         return _joined(_right(given)) if any(isinstance(item, Mapping) for item in given) else given

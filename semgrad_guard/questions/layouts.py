@@ -1,50 +1,120 @@
 """How well-known data and tools lay out their records: the text of a cell, the choices of a question, nested documents.
 
 A cell holds one answer, several next to each other, or a list, dict or object that a program has written. Nothing is
-guessed: a text that may be several answers is refused by its reader, and {"text": "..."} is the way to write one answer
-with such marks in it.
+guessed: a text that may be several answers, or none, is refused in the words of its kind (a table of `known.toml`), and
+{"text": "..."} is the way to write one answer that looks like that.
 """
 
 from __future__ import annotations
 
 import ast
+import html
 import io
 import itertools
 import json
 import re
 import string
 import tokenize
+import unicodedata
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, cast
 
 from semgrad_guard.files import table_of
 
+Record = dict[str, Any]
 KNOWN: dict[str, Any] = table_of("semgrad_guard.questions", "known.toml")
 """The names and words of well-known data."""
-PLACEHOLDERS = frozenset(KNOWN["cells"]["missing"])
 TRUTH = {"true": True, "yes": True, "1": True, "1.0": True, "false": False, "no": False, "0": False, "0.0": False}
 """A flag or a grade, as programs and people write it."""
 
-_MARKS_BETWEEN: dict[str, str] = KNOWN["marks"]
-_FORMS = {name: re.compile("|".join(forms), re.DOTALL) for name, forms in KNOWN["forms"].items()}
-WRITTEN_OBJECT = _FORMS["object"]
-WRITTEN_PASSAGE = re.compile(f"{_FORMS['container'].pattern}|{WRITTEN_OBJECT.pattern}", re.DOTALL)
-_WRITTEN = re.compile(f"{WRITTEN_PASSAGE.pattern}|{_FORMS['plain_list'].pattern}", re.DOTALL)
-"""Objects, containers and lists, as programs write them into a text, whole or broken off."""
+_RATE_OR_PATH = re.compile("|".join(KNOWN["one_answer"]["rate_or_path"]))
 _WORKING, _BOXED = re.compile(r"(?:^|\s)####\s*"), re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 _BULLET = re.compile(r"(?:[-*•]|\(?\d{1,2}[.)])\s+")
+_AROUND_WORDS = "()[]<>.!\"'"
 
 
 class FaultError(ValueError):
-    """A record or a cell cannot be read, or may mean two things; the message completes the place of the record."""
+    """A record or a cell cannot be read, or may mean two things; the message completes the place of the record.
+
+    Its words are those of the table of faults, filled with `parts`.
+    """
+
+    def __init__(self, fault: str, **parts: object) -> None:
+        super().__init__(KNOWN["faults"][fault].format(**parts))
 
 
 def shown(value: Any) -> str:
     """A value in a message, as JSON."""
     return json.dumps(value, ensure_ascii=False, default=str)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A kind of text that is no answer, and where it is none."""
+
+    kind: str
+    where: str
+    fault: str = ""
+    words: Sequence[str] = ()
+    patterns: Sequence[str] = ()
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Any of its whole texts."""
+        return re.compile("|".join(self.patterns) or "(?!)", re.DOTALL)
+
+    def holds(self, text: str) -> bool:
+        """Whether a text is of this kind."""
+        bare = text.lower()
+        is_word = bool(self.words) and not {bare, bare.strip(_AROUND_WORDS)}.isdisjoint(self.words)
+        return (is_word and text != "Na") or self.pattern.fullmatch(text) is not None
+
+
+_FORMS = [_Form(**form) for form in KNOWN["forms"]]
+
+
+def is_a(text: str, *kinds: str) -> bool:
+    """Whether a text is of one of these kinds of the table."""
+    return any(form.holds(text.strip()) for form in _FORMS if form.kind in kinds)
+
+
+def require_plain(text: str, name: str, where: str) -> None:
+    """Refuse a text of a column that is no answer.
+
+    `where` it is: "text" (by itself), "object", "list" (alone in one: it was meant as one, but for marks that no
+    text has) or "several" (in a list of several).
+    """
+    bare = unicodedata.normalize("NFKC", html.unescape(text)).strip()
+    for form in _FORMS:
+        if where in form.where.split():
+            parts = _several(bare, is_listed=where == "list") if form.kind == "marks" else []
+            if parts or form.holds(text.strip()) or form.holds(bare):
+                meant = shown({"text": text})[:200]
+                fault = form.fault or form.kind
+                raise FaultError(fault, name=name, text=shown(text)[:200], parts=shown(parts)[:200], meant=meant)
+
+
+def _several(text: str, *, is_listed: bool) -> list[str]:
+    """The answers that a text seems to hold next to each other; none where it is one.
+
+    A sentence is one answer, whatever marks are in it, and so are "AC/DC", "9/11" and "60 miles/hour".
+    """
+    words, marks = text.split(), ["always"]
+    if len(words) >= 8 and text.rstrip("\"')”’").endswith((".", "!", "?")):
+        marks.append("in_sentences")
+    elif is_listed:
+        marks.append("in_lists")
+    else:
+        marks.append("in_phrases")
+        marks += ["numbered"] if re.match(r"\(?(?:1|a|i)[.)]\s", text) else []
+        marks += ["between_words"] if not _RATE_OR_PATH.search(text) else []
+        marks += ["alternatives"] if len(words) <= 9 else []
+    parts = re.split("|".join(KNOWN["marks"][mark] for mark in marks), text)
+    found = [part.strip() for part in parts if re.search(r"\w", part)]
+    return found if len(found) > 1 else []
 
 
 def literal(value: Any) -> Any:
@@ -90,75 +160,16 @@ def lines_of(text: str) -> list[str]:
     return [_BULLET.sub("", line, count=1) for line in lines] if bulleted else lines
 
 
-def require_answer(text: str, name: str) -> None:
-    """Refuse a text that means a missing answer."""
-    plainly = text.strip().lower()
-    if {plainly, plainly.strip("()[]<>.!\"'")} & PLACEHOLDERS and text.strip() != "Na":
-        raise FaultError(
-            f'has {shown(text)} in "{name}", as programs write where an answer is missing: give the right answer, [] '
-            f"if abstaining is right, or [{shown(text)}] if it is meant"
-        )
-
-
-def require_one(text: str, name: str, *, is_listed: bool = False) -> None:
-    """Refuse a text that a program has written, or that may be several answers.
-
-    A text that is `is_listed`, alone in a list, was meant as one, but for marks that no text has.
-    """
-    meant = shown({"text": text})
-    if _WRITTEN.fullmatch(text.strip()):
-        raise FaultError(
-            f'has a list in "{name}" that cannot be read, {shown(text):.200}: write it as JSON, ["...", "..."], or '
-            f"{meant:.200} if it is one answer"
-        )
-    if _FORMS["date"].fullmatch(text.strip()):
-        raise FaultError(
-            f'has {shown(text)} in "{name}", as programs write a date: write the words of an answer, or {meant} if it '
-            "is meant"
-        )
-    if parts := _several(text, is_listed=is_listed):
-        raise FaultError(
-            f'has {shown(text):.200} in "{name}", which looks like several answers: write them as a list, '
-            f"{shown(parts):.200}, or {meant:.200} if it is one"
-        )
-    if not is_listed and _FORMS["noted"].fullmatch(text.strip()):
-        raise FaultError(
-            f'has {shown(text):.200} in "{name}", with tags, quotes, a name or a letter around the answer: write the '
-            f"answer's text alone, several as a list, or {meant:.200} if all of it is one answer"
-        )
-
-
-def _several(text: str, *, is_listed: bool) -> list[str]:
-    """The answers that a text seems to hold next to each other; none where it is one.
-
-    A sentence is one answer, whatever marks are in it, and so are "AC/DC", "9/11", "60 miles/hour" and "AT&amp;T".
-    """
-    text = re.sub(r"&#?\w+;", "&", text.strip())
-    words, marks = text.split(), ["always"]
-    if len(words) >= 8 and text.rstrip("\"')”’").endswith((".", "!", "?")):
-        marks.append("in_sentences")
-    elif is_listed:
-        marks.append("in_lists")
-    else:
-        marks.append("in_phrases")
-        marks += ["numbered"] if re.match(r"\(?(?:1|a|i)[.)]\s", text) else []
-        marks += ["between_words"] if not _FORMS["rate_or_path"].search(text) else []
-        marks += ["alternatives"] if len(words) <= 9 else []
-    parts = [
-        part.strip()
-        for part in re.split("|".join(_MARKS_BETWEEN[mark] for mark in marks), text)
-        if re.search(r"\w", part)
-    ]
-    return parts if len(parts) > 1 else []
-
-
 COLUMNS, MARKS, _BEFORE = (KNOWN["choices"][name] for name in ("columns", "marks", "before"))
 _ENDS = ("abcdefghij", "123456789")
 _LABELLED = re.compile(r"\(?([A-Ja-j])[).:]\s*(\S.*)", re.DOTALL)
 _MARK = re.compile(r"\(?([A-Za-z]|\d+)[).:]?")
-_LETTER = re.compile(r"\(?([A-Ja-j1-9])(?:[).:]?|[).:]\s.*)", re.DOTALL)
-_LISTED = re.compile(r"(?:^|[\s(])([A-Ja-j]|[1-9](?=[).]))[).:]\s")
-_MARKS = re.compile(r"[A-J](?:\s*[,;&/]\s*[A-J])+")
+_LETTER = re.compile(r"[(（]?([A-Ja-jＡ-Ｊ]|\d)(?:[)）.:]?|[)）.:]\s.*)", re.DOTALL)
+_LISTED = re.compile(
+    r"(?:^|[\s(\[])([A-Ja-j]|[1-9](?=[).\]]))(?:[).:\]-]+[\s,?.]|[).\]]+$|(?<=\n[A-J])\s)",
+)
+_MARKS = re.compile(r"[A-J](?:\s*[,;&/]?\s*[A-J])+")
+_COUNTED, _LIKE, _WRONG = (re.compile(KNOWN["choices"][name]) for name in ("counted", "like", "wrong"))
 
 
 @dataclass(frozen=True)
@@ -168,7 +179,7 @@ class Choices:
     Numbers count `from_zero` where the data is known to: MMLU's `choices`.
     """
 
-    texts: Mapping[str, str]
+    texts: Mapping[str, Any]
     columns: Sequence[str]
     from_zero: bool = False
 
@@ -182,41 +193,58 @@ class Choices:
         if of_columns and text.lower() in map(str.lower, self.columns):
             text = text[-1]
         mark, labelled = _MARK.fullmatch(text), _LABELLED.fullmatch(text)
+        wanted = {text.casefold(), labelled[2].casefold() if labelled else ""}
+        found = {
+            str(choice)
+            for choice in self.texts.values()
+            if str(choice).casefold() in wanted and (isinstance(choice, int) or not isinstance(value, int))
+        }
+        if not found and _MARKS.fullmatch(text) and self.texts.keys() >= {*re.findall("[A-J]", text)}:
+            raise FaultError("several_choices", name=column, text=text)
         if of_columns and not mark:
             return None  # columns A and B may be something else
-        if _MARKS.fullmatch(text):
-            raise several(column, text)
-        wanted = {text.casefold(), labelled[2].casefold() if labelled else ""}
-        found = {choice for choice in self.texts.values() if choice.casefold() in wanted and not isinstance(value, int)}
         if mark:
             label = mark[1].upper()
-            found |= {choice for known, choice in self.texts.items() if known == label}
+            found |= {str(choice) for known, choice in self.texts.items() if known == label}
             if label.isdecimal() and self.from_zero:
-                found |= {*[*self.texts.values()][int(label) : int(label) + 1]}
+                found |= {*map(str, [*self.texts.values()][int(label) : int(label) + 1])}
             if of_columns and not found and label.isdecimal() and int(label) > len(self.columns):
                 return None
-        if len(found) != 1:
-            raise FaultError(
-                f'has {shown(text):.60} in "{column}", and which of its {", ".join(self.columns)} that is cannot be '
-                "told: write its text"
-            )
+        is_counted = of_columns and text.isdecimal() and _COUNTED.search(plain(column))
+        if len(found) != 1 or is_counted:
+            raise FaultError("choice", text=shown(text), name=column, columns=", ".join(self.columns))
         return found.pop()
 
-
-def require_no_letter(text: str, column: str, question: str) -> None:
-    """Refuse the letter or number of a choice that the question's own text lists."""
-    mark = _LETTER.fullmatch(text.strip())
-    listed = {label.upper() for label in _LISTED.findall(question)}
-    if mark and mark[1].upper() in listed and (listed >= {"A", "B"} or listed >= {"1", "2"}):
-        raise FaultError(
-            f'has {shown(text)} in "{column}", a choice that the question lists: write its text, or '
-            f"{shown({'text': text})} if the letter is the answer"
-        )
+    def also_meant(self, value: Any, column: str) -> str | None:
+        """The text that another column's value names; None too where it names none for sure."""
+        try:
+            return self.meant(value, column)
+        except FaultError:
+            return None
 
 
-def several(column: str, text: str) -> FaultError:
-    """The fault of a column that names more than one choice."""
-    return FaultError(f'has several choices in "{column}", {text}: give the texts of the right ones')
+def require_no_choice(text: str, column: str, question: str, others: Mapping[str, Any]) -> None:
+    """Refuse the letter or number of a choice that the question's own text lists, or one of the `others`: columns that
+    no field is read from."""
+    if (mark := _LETTER.fullmatch(text.strip())) is None:
+        return
+    listed = {one[1].upper() for one in _LISTED.finditer(question)}
+    in_question = mark[1].upper() in listed and (listed >= {"A", "B"} or listed >= {"1", "2"})
+    others = {name: held for name, held in others.items() if not _WRONG.search(plain(name))}
+    like = [name for name in others if _LIKE.search(plain(name))]
+    lists = [name for name in (others if mark[1].isalpha() else like) if _is_list_of_texts(others[name])]
+    if in_question or lists or len(like) > 1:
+        place = "the question lists" if in_question else f'"{(lists or like)[0]}" may list'
+        raise FaultError("listed_choice", text=shown(text), name=column, place=place, meant=shown({"text": text}))
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    """Several texts, or an object of them by letters or numbers."""
+    held: Any = literal(value)
+    if isinstance(held, dict) and all(len(label) == 1 for label in cast("Record", held)):
+        held = [*cast("Record", held).values()]
+    texts = cast("list[Any]", held) if isinstance(held, list) else []
+    return len(texts) > 1 and all(isinstance(text, str) for text in texts)
 
 
 def choices_of(record: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> Choices | None:
@@ -237,7 +265,7 @@ def choices_of(record: Mapping[str, Any], names: Mapping[str, Sequence[str]]) ->
     return None
 
 
-def _by_label(held: Any, name: str) -> dict[str, str]:
+def _by_label(held: Any, name: str) -> dict[str, Any]:
     """Choices as a list of texts (perhaps with letters before them), or of objects; as an object; or ARC's."""
     labels: Sequence[Any] = string.ascii_uppercase
     texts: list[Any] = cast("list[Any]", held) if isinstance(held, list) else [None]
@@ -249,14 +277,11 @@ def _by_label(held: Any, name: str) -> dict[str, str]:
     elif all(isinstance(choice, dict) and {"label", "text"} <= choice.keys() for choice in texts):
         labels, texts = [choice["label"] for choice in texts], [choice["text"] for choice in texts]
     if not all(isinstance(text, str | int | float) for text in texts):
-        raise FaultError(f'has "{name}" that cannot be read: write them as a JSON list, ["...", "..."]')
+        raise FaultError("choices", name=name)
     parts = [part for text in texts if (part := _LABELLED.fullmatch(str(text)))]
     if [part[1].upper() for part in parts] == [*labels][: len(texts)]:
         return {part[1].upper(): part[2].strip() for part in parts}
-    return {str(label).upper(): str(text) for label, text in zip(labels, texts, strict=False)}
-
-
-Record = dict[str, Any]
+    return {str(label).upper(): text for label, text in zip(labels, texts, strict=False)}
 
 
 @lru_cache(maxsize=4096)  # every record of a file has the same names
@@ -302,7 +327,7 @@ def records_in(document: Record) -> list[Any]:
     lists = {name: cast("list[Any]", held) for name, held in document.items() if _objects(held)}
     named = {name: held for name, held in lists.items() if plain(name) in _LISTS} or lists
     if len(named) > 1:
-        raise FaultError(f"with several lists of records in it, {', '.join(named)}: give one of them")
+        raise FaultError("lists", names=", ".join(named))
     around = _around(document, [*named.values()])
     return [{**around, **record} for held in named.values() for entry in held for record in _within(entry)] or [
         document
@@ -316,8 +341,9 @@ def _objects(held: Any) -> bool:
 
 def _within(entry: Record) -> list[Record]:
     """The questions of one of SQuAD's articles or DROP's passages; a row of the hub's viewer; else the entry itself."""
-    if isinstance(entry.get("row"), dict):
-        return [entry["row"]]
+    if isinstance(row := entry.get("row"), dict):
+        cut = entry.get("truncated_cells", ())
+        return [{name: held for name, held in cast("Record", row).items() if name not in cut}]
     held = next((entry[name] for name in ("paragraphs", "qas", "qa_pairs") if _objects(entry.get(name))), None)
     if held is None or not _QUESTION.isdisjoint(map(plain, entry)):
         return [entry]
@@ -389,7 +415,7 @@ def _only(outputs: Any) -> Any:
     return values[0] if len(values) == 1 else {"several": held}  # no text, and refused as such
 
 
-_PREFIX = re.compile(r"([a-z]+(?:-[a-z]+)*)\s*:\s*(\S.*)", re.DOTALL)
+_PREFIX = re.compile(r"([a-z]+(?:-[a-z]+)*)(?:\([\d.]+\))?\s*:\s*(\S.*)", re.DOTALL)
 
 
 def _promptfoo(record: Record) -> Record:
@@ -398,14 +424,18 @@ def _promptfoo(record: Record) -> Record:
     columns = [name for name in record if re.fullmatch(r"__expected\d*", name)]
     if columns:
         parts = [_PREFIX.fullmatch(str(record[name])) or ("", "equals", record[name]) for name in columns]
-        asserted = [{"type": part[1], "value": part[2]} for part in parts]
+        any_of = [str(part[2]).split(",") if part[1].endswith("-any") else part[2] for part in parts]
+        asserted = [{"type": part[1], "value": value} for part, value in zip(parts, any_of, strict=True)]
     if not _objects(asserted):
         return record
     found = cast("list[Record]", asserted)
     rest = {name: value for name, value in record.items() if name != "assert" and name not in columns}
     if len(found) != 1 or found[0].get("type") not in _ASSERTED:
         return rest | {"answers": {"assert": found}}
-    return rest | {"answers": found[0].get("value")}
+    value = found[0].get("value")
+    if isinstance(value, str) and (variable := re.fullmatch(r"\{\{\s*(\w+)\s*\}\}", value)):
+        value = rest.pop(variable[1], value)
+    return rest | {"answers": value}
 
 
 def _natural_questions(record: Record) -> Record:

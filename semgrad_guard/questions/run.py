@@ -23,15 +23,13 @@ from semgrad_guard.engine.answers.answer import BatchScoring, Evidence, Generati
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.sentence_evidence import sentences_of
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.text_units import leanings
 from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import Answerer, Policy, Terms, require_by_sentence, settle, template_name, unscored
 from semgrad_guard.guard.parts import OTHER_TOKENS, WITHOUT_END
 from semgrad_guard.guard.policy import lets_every_score_through
-from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.data import Phrasing, Question
 from semgrad_guard.questions.run_record import Answer, AnsweredSentence, AnswerScore, JobRecord, Progress, R, unwatched
 from semgrad_guard.records import Message, PromptForm, Score, Verdict
 from semgrad_guard.settings import OnCut, OnDoubt
@@ -44,7 +42,6 @@ class Batch(NamedTuple):
     rows: Sequence[Question]
 
 
-D = TypeVar("D")
 A = TypeVar("A", bound=Answer)
 Scores = dict[str, AnswerScore]
 AnswerBatch = Callable[[Sequence[Question], int], list[R]]
@@ -93,15 +90,23 @@ class Answering:
     def _kept(
         self, row: type[A], questions: Sequence[Question], path: Path, batch_size: int, on_progress: Progress | None
     ) -> list[A]:
-        check_run(self.estimators, self.options, batch_size)
+        """The answers of a run, as rows of this type."""
+        if not self.estimators:
+            raise InputError("a run needs at least one estimator")
+        if batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, not {batch_size}")
+        seed = self.options.seed
+        if self.options.temperature and seed is None:
+            raise InputError("a sampled run needs a seed, or it could not be continued")
 
         def unanswered(question: Question, reason: str) -> A:
             none = dict.fromkeys(self.estimators, AnswerScore(uncertainty=None, reason=reason))
             return row.to(question, text=None, scores=none)
 
         def answer(batch: Sequence[Question], start: int) -> list[A]:
-            answers = partial(self._answers, row, seeded(self.options, start))
-            return where_it_fits(self.model, self.phrasing, batch, answers, unanswered)
+            # row i of a batch draws from seed + i: with this, every question of a run has a seed of its own
+            options = self.options if seed is None else replace(self.options, seed=seed + start)
+            return where_it_fits(self.model, self.phrasing, batch, partial(self._answers, row, options), unanswered)
 
         with JobRecord(path, self.settings(questions), row) as record:
             self._begin(record, questions)
@@ -118,7 +123,8 @@ class Answering:
         conversations: Sequence[list[Message]],
     ) -> list[A]:
         """The answers to a batch, in its order."""
-        objective = shared_objective(self.estimators.values())
+        objectives = [estimator.objective for estimator in self.estimators.values()]
+        objective = next((one for one in objectives if one.gradients), objectives[0])
         generations = self.model.generate_batch(conversations, options, objective=objective)
         return [self._scored(row, *pair) for pair in zip(questions, generations, strict=True)]
 
@@ -215,12 +221,6 @@ def run_binding(
     return bound.model_copy(update={"grader": grader, "on_cut": on_cut})
 
 
-def shared_objective(estimators: Iterable[Estimator]) -> Objective:
-    """The objective of a generation for several estimators: that of the first that differentiates, if one does."""
-    objectives = [estimator.objective for estimator in estimators]
-    return next((objective for objective in objectives if objective.gradients), objectives[0])
-
-
 def scores_of(estimators: Mapping[str, Estimator], answers: Sequence[Evidence]) -> list[dict[str, AnswerScore]]:
     """The scores of each answer, or of each sentence of one, by the estimators' names."""
     columns = {name: [kept_score(estimators[name](one)) for one in answers] for name in observing_first(estimators)}
@@ -274,8 +274,18 @@ def where_it_fits(
     `answer` gets the questions whose prompts leave room in the context window, with their messages; `unanswered` gets
     each of the others, with the reason.
     """
+
+    def why_too_long(turns: Sequence[Message]) -> str | None:
+        try:
+            length, window = len(model.render(turns).ids), model.context_window
+        except PromptTooLongError as error:
+            return str(error)
+        if window is None or length < window:
+            return None
+        return f"the prompt has {length} tokens and the context window {window}: there is no room for an answer"
+
     conversations = [phrasing.conversation(question) for question in batch]
-    reasons = [why_too_long(model, messages) for messages in conversations]
+    reasons = [*map(why_too_long, conversations)]
     fitting = [i for i, reason in enumerate(reasons) if reason is None]
     answers = iter(answer([batch[i] for i in fitting], [conversations[i] for i in fitting]) if fitting else ())
     return [
@@ -284,36 +294,10 @@ def where_it_fits(
     ]
 
 
-def why_too_long(model: LanguageModel, turns: Sequence[Message]) -> str | None:
-    """Why a conversation cannot be answered: its prompt fills the context window. None where it can."""
-    try:
-        length, window = len(model.render(turns).ids), model.context_window
-    except PromptTooLongError as error:
-        return str(error)
-    if window is None or length < window:
-        return None
-    return f"the prompt has {length} tokens and the context window {window}: there is no room for an answer"
-
-
 def kept_score(score: Score) -> AnswerScore:
     """The score as a run records it."""
     features = None if score.features is None else dict(score.features)
     return AnswerScore(uncertainty=score.uncertainty, reason=score.reason, features=features)
-
-
-def seeded(options: GenerationOptions, start: int) -> GenerationOptions:
-    """Row i of a batch draws from seed + i: with this, every question of a run has a seed of its own."""
-    return options if options.seed is None else replace(options, seed=options.seed + start)
-
-
-def check_run(estimators: Mapping[str, Estimator], options: GenerationOptions, batch_size: int) -> None:
-    """Raise InputError for a run that cannot be made, or could not be continued."""
-    if not estimators:
-        raise InputError("a run needs at least one estimator")
-    if batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, not {batch_size}")
-    if options.temperature and options.seed is None:
-        raise InputError("a sampled run needs a seed, or it could not be continued")
 
 
 class ScoredText(BaseModel, frozen=True, extra="forbid"):
@@ -350,17 +334,16 @@ class TextScorer:
             except PromptTooLongError as error:
                 unread[i] = str(error)
         together = BatchScoring.joined([*fitting.values()]).evidence if fitting else ()
-        verdicts = {i: self._verdict(rows[i], evidence) for i, evidence in zip(fitting, together, strict=True)}
+        verdicts: dict[int, Verdict] = {}
+        for i, evidence in zip(fitting, together, strict=True):
+            template = self.phrasing.name([rows[i]])
+            answerer = Answerer(self.model, self.estimator, prompt_template=template, by_sentence=self.by_sentence)
+            verdicts[i] = self._settled(answerer.assessed(evidence, evidence.text), evidence.prompt.form)
         return [ScoredText(verdict=verdicts.get(i), too_long=unread.get(i)) for i in range(len(rows))]
 
     def unscored(self, text: str, reason: str) -> Verdict:
         """The verdict on a text that cannot be scored."""
         return self._settled(unscored(text, reason=reason, model=self.model.name), None)
-
-    def _verdict(self, row: Question, evidence: Evidence) -> Verdict:
-        template = self.phrasing.name([row])
-        answerer = Answerer(self.model, self.estimator, prompt_template=template, by_sentence=self.by_sentence)
-        return self._settled(answerer.assessed(evidence, evidence.text), evidence.prompt.form)
 
     def _settled(self, draft: Verdict, prompt: PromptForm | None) -> Verdict:
         policy = self.policy or lets_every_score_through("abstain")

@@ -6,20 +6,23 @@ stump, and the run makes that row anew. One process writes at a time; a second o
 
 from __future__ import annotations
 
+import codecs
+import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
+from filelock import FileLock, Timeout
 from pydantic import BaseModel, Field, ValidationError
 
 from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import BindingMismatchError, DataFileError, InputError
-from semgrad_guard.files import atomic_write, make_private, take_back
+from semgrad_guard.files import atomic_write, cannot_write, make_private, take_back
+from semgrad_guard.guard.decision import why_unscored
 from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.data_files import first_line, sole_writer
 from semgrad_guard.settings import OnCut
 
 
@@ -74,7 +77,6 @@ class Answer(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     def judged(self, on_cut: OnCut) -> Self:
         """The answer with the scores that count for a guard with this rule about answers that a limit cut off."""
-        from semgrad_guard.guard.decision import why_unscored  # numpy comes with it
 
         cut = self.text if self.is_cut else None
         why = why_unscored(cut, on_cut, by_sentence=bool(self.sentences)) if cut else None
@@ -388,3 +390,38 @@ def _rows(path: Path, whole: bytes, row: type[R], kind: str) -> list[R]:
 
 def _foreign(path: Path, kind: str) -> InputError:
     return InputError(f"{path} exists and is not a record of {kind}; choose another path.")
+
+
+@contextmanager
+def sole_writer(path: Path) -> Generator[None]:
+    """Hold `path` against every other run that would write it; a killed run holds nothing.
+
+    The lock is a file of its own, next to `path` and gone at the end.
+
+    Raises:
+        InputError: another run is writing there at this moment, or nothing can be written there.
+    """
+    target = path.resolve()
+    lock = FileLock(target.with_name(f".{target.name}.lock"))
+    try:
+        if not target.parent.is_dir():  # the lock would make it
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise InputError(
+            f"Another run is writing {path} at this moment. Wait until it has ended, or choose another path."
+        ) from None
+    except (OSError, NotImplementedError) as error:
+        raise cannot_write(path, error) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows removes no open file; a lock file that stays does no harm
+            os.unlink(lock.lock_file)
+        lock.release()
+
+
+def first_line(path: Path) -> bytes:
+    """The first line of a file without its end, and not more of it than 64 KiB."""
+    with path.open("rb") as file:
+        return file.readline(1 << 16).removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n")

@@ -22,8 +22,7 @@ from semgrad_guard.estimators import Estimator
 from semgrad_guard.files import reason
 from semgrad_guard.guard import Policy, estimator_of, judged_by
 from semgrad_guard.loading import ModelSource
-from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.data import Phrasing, Question
 from semgrad_guard.questions.run import ScoredText, TextScorer
 from semgrad_guard.records import METADATA_KEY
 from semgrad_guard.settings import JudgedBy, ModelOptions, OnDoubt

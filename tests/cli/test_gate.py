@@ -11,7 +11,7 @@ import torch
 
 from semgrad_guard.cli import from_options
 from semgrad_guard.errors import DataFileError, InputError
-from semgrad_guard.paper.band import Band, Decided, Measured
+from semgrad_guard.paper.coverage import Band, Decided, Measured
 
 from .helpers import TOKENS, Run, flat, merged
 

@@ -12,7 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from semgrad_guard.cli import app, from_options
-from semgrad_guard.questions.data_files import sole_writer
+from semgrad_guard.questions.run_record import sole_writer
 from tests.pairwise import in_turn
 from tests.warm_python import WarmPython
 

@@ -15,8 +15,7 @@ from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.cli import from_options
 from semgrad_guard.engine.scores import exactness
 from semgrad_guard.engine.scores.tape import Row
-from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.data import Phrasing, Question
 from semgrad_guard.questions.run import run_binding
 
 from .helpers import ASKED, Run, flat, jsonl

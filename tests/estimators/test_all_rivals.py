@@ -25,8 +25,7 @@ from semgrad_guard.estimators import (
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
 from semgrad_guard.estimators.text_pairs import CrossEncoder, Entailment, NLIEquivalence
-from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.prompts import Phrasing, Wording
+from semgrad_guard.questions.data import Phrasing, Question, Wording
 
 ASKING = tuple(kind for kind in ESTIMATORS if issubclass(kind, AskingEstimator))
 

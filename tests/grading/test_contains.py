@@ -66,6 +66,8 @@ PARIS: dict[bool | None, list[str]] = {
 }
 CASES: dict[bool | None, list[tuple[str, str, str]]] = {
     True: [
+        ("Is the sun a star?", "Nobody doubts that the sun is a star.", "yes"),
+        ("What is the largest planet?", "The biggest planet is Jupiter.", "Jupiter"),
         ("How many legs has a dog?", "A dog has four legs.", "4"),
         ("How many people live there?", "About 1,250 people live there.", "1250"),
         ("How many?", "twenty-five", "25"),
@@ -113,6 +115,19 @@ CASES: dict[bool | None, list[tuple[str, str, str]]] = {
         ("Which ocean is the largest?", "The largest ocean is the Indian Ocean.", "Pacific Ocean"),
     ],
     None: [
+        ("Capital of Australia?", "Canberra/Sydney", "Canberra"),
+        ("Capital of Australia?", "Canberra, Sydney, Perth", "Canberra"),
+        (
+            "Who wrote Hamlet?",
+            "A contemporary of William Shakespeare, Ben Jonson, wrote Hamlet.",
+            "William Shakespeare",
+        ),
+        ("Who wrote Hamlet?", "Hamlet was attributed to Shakespeare, but Kyd wrote it.", "William Shakespeare"),
+        ("How many moons has Mars?", "Half of 2.", "2"),
+        ("Is the sun a star?", "Yes and no.", "yes"),
+        ("What colour is the sky?", "The sky looks blue to us, but it is in fact violet.", "blue"),
+        ("What is the largest planet?", "The second largest planet is Jupiter.", "Jupiter"),
+        ("What is the largest planet?", "The smallest planet is Jupiter.", "Jupiter"),
         ("How many legs has a dog?", "Between 3 and 4", "4"),
         ("How many legs has a dog?", "A dog has 5 legs and 4 paws.", "4"),
         ("When?", "In May 1900", "May 5, 1900"),
@@ -181,7 +196,7 @@ def test_it_is_what_chat_models_are_graded_by() -> None:
 
 @pytest.mark.parametrize(
     ("file", "count", "wrong", "called_right", "without"),
-    [("answers.jsonl", 612, 24, 17, 88), ("held_out.jsonl", 40, 1, 1, 21)],
+    [("answers.jsonl", 612, 24, 17, 89), ("held_out.jsonl", 40, 1, 1, 21)],
 )
 def test_answers_that_were_read(file: str, count: int, wrong: int, called_right: int, without: int) -> None:
     """At most 4 % are graded wrongly; the page about graders has these figures."""

@@ -17,6 +17,7 @@ from semgrad_guard.grading.sheets import (
     doubt,
     extend_sheet,
     labels_for,
+    read_grades,
     read_sheet,
     some_of,
     write_sheet,
@@ -113,6 +114,7 @@ def test_an_apostrophe_that_a_program_ate_does_no_harm(tmp_path: Path) -> None:
         ),
         (lambda rows: rows.extend([[*rows[1][:5], "1"], [*rows[1][:5], "0"]]), "row 6 contradicts an earlier row"),
         (lambda rows: rows[0].__setitem__(5, "right"), "has no column 'correct'; keep those of the sheet: key"),
+        (lambda rows: rows[1].append("1"), "row 2 has more cells than there are columns"),
     ],
 )
 def test_wrong_rows_are_named(tmp_path: Path, change: Callable[[Rows], object], reason: str) -> None:
@@ -189,6 +191,8 @@ def test_a_table_without_keys_is_no_sheet(tmp_path: Path) -> None:
     with pytest.raises(GradingError, match="no column 'key'"):
         extend_sheet(path, ANSWERS)
     assert path.read_text() == "name,correct\nx,yes\n"
+    path.write_text("key,correct\nx\ny,no,\n")
+    assert read_grades(path) == ([("y", False)], [])
 
 
 @pytest.mark.parametrize(("right", "wrong"), [(100, 0), (99, 1), (50, 50), (2, 200), (0, 11), (2, 2), (0, 0)])

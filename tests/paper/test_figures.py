@@ -13,9 +13,9 @@ import pytest
 
 from semgrad_guard import calibrate, errors, metrics
 from semgrad_guard.errors import InputError, MissingExtraError
-from semgrad_guard.paper import drawing, figures
+from semgrad_guard.paper import drawing, report
 from semgrad_guard.paper.drawing import draw_risk_coverage, inline_svg, require_drawable, save
-from semgrad_guard.paper.figures import BETAS, TAUS, hybrid
+from semgrad_guard.paper.report import BETAS, TAUS, hybrid
 from tests.made_answers import example_run
 
 RUN = example_run(n=120, methods=("HybridGrad", "SemGrad", "ParaGrad", "SAR", "Deg", "G-NLL", "M.I."))
@@ -23,7 +23,7 @@ SPS = np.add.outer(np.arange(6), np.arange(4)) / 10.0
 
 
 def test_risk_coverage_puts_hybridgrad_in_front() -> None:
-    (axes,) = figures.risk_coverage_figure(RUN).axes
+    (axes,) = report.risk_coverage_figure(RUN).axes
     lines = {line.get_label(): line for line in axes.lines}
     ours = lines["HybridGrad"]
     assert ours.get_linewidth() == max(line.get_linewidth() for line in axes.lines)
@@ -42,7 +42,7 @@ def test_hybrid_is_the_papers_mixture() -> None:
 
 
 def test_entropy_shows_the_percentiles_of_right_answers_and_a_curve_for_each_beta() -> None:
-    left, right = figures.entropy_figure(RUN).axes
+    left, right = report.entropy_figure(RUN).axes
     entropy = np.array(RUN.mean_entropy, dtype=float)[np.array(RUN.correct)]
     assert [line.get_xdata()[0] for line in left.lines] == pytest.approx(np.percentile(entropy, [50, 75]))
     counts = [sum(patch.get_height() for patch in bars) for bars in left.containers]
@@ -57,46 +57,46 @@ def test_entropy_shows_the_percentiles_of_right_answers_and_a_curve_for_each_bet
 
 
 def test_the_heat_map_is_the_table_with_its_highest_score_ringed(tmp_path: Path) -> None:
-    figure = figures.sps_figure(SPS, title="T", tokens=["a", "b", "<|im_start|>", "d"])
+    figure = report.sps_figure(SPS, title="T", tokens=["a", "b", "<|im_start|>", "d"])
     axes = figure.axes[0]
     np.testing.assert_array_equal(np.asarray(axes.collections[0].get_array()).reshape(6, 4), SPS)
     (ring,) = axes.lines
     assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (3.5, 5.5)
     assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "b", "<|im_start|>", "d"]
-    assert [t.get_text() for t in figures.sps_figure(SPS, title="").axes[0].get_xticklabels()] == [
+    assert [t.get_text() for t in report.sps_figure(SPS, title="").axes[0].get_xticklabels()] == [
         "-4",
         "-3",
         "-2",
         "-1",
     ]
-    assert save(figures.sps_figure(SPS, title="T"), tmp_path / "sps.png").read_bytes().startswith(b"\x89PNG")
+    assert save(report.sps_figure(SPS, title="T"), tmp_path / "sps.png").read_bytes().startswith(b"\x89PNG")
     assert list(tmp_path.iterdir()) == [tmp_path / "sps.png"]
 
 
 def test_sps_against_auroc_has_a_point_per_state_and_says_the_correlation(tmp_path: Path) -> None:
     auroc = 0.5 + SPS / 4
     auroc[0, 0] = np.nan
-    axes = figures.sps_auroc_figure(SPS, auroc, title="T").axes[0]
+    axes = report.sps_auroc_figure(SPS, auroc, title="T").axes[0]
     assert sum(len(line.get_xdata()) for line in axes.lines) == SPS.size - 1
     assert axes.texts[0].get_text() == "r = 1.00 over 23 states"
-    flat = figures.sps_auroc_figure(SPS, np.full(SPS.shape, 0.5), title="T").axes[0]
+    flat = report.sps_auroc_figure(SPS, np.full(SPS.shape, 0.5), title="T").axes[0]
     assert flat.texts[0].get_text().startswith("no correlation")
-    assert save(figures.sps_auroc_figure(SPS, auroc, title="T"), tmp_path / "a.svg").exists()
+    assert save(report.sps_auroc_figure(SPS, auroc, title="T"), tmp_path / "a.svg").exists()
 
 
 def test_maps_of_other_shapes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"\[layers, tokens\]"):
-        figures.sps_figure([0.1, 0.2], title="")
+        report.sps_figure([0.1, 0.2], title="")
     with pytest.raises(InputError, match="finite"):
-        figures.sps_figure(np.full((2, 2), np.nan), title="")
+        report.sps_figure(np.full((2, 2), np.nan), title="")
     with pytest.raises(InputError, match="same states"):
-        figures.sps_auroc_figure(SPS, SPS[:3], title="")
+        report.sps_auroc_figure(SPS, SPS[:3], title="")
     with pytest.raises(InputError, match=r"\.png"):
-        save(figures.sps_figure(SPS, title=""), tmp_path / "a.bmp")
+        save(report.sps_figure(SPS, title=""), tmp_path / "a.bmp")
 
 
 def test_inline_svg_can_stand_beside_others() -> None:
-    one, other = (inline_svg(figures.risk_coverage_figure(RUN), name, description='a "b" & <c>') for name in "xy")
+    one, other = (inline_svg(report.risk_coverage_figure(RUN), name, description='a "b" & <c>') for name in "xy")
     found = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in (one, other)]
     assert found[0]
     assert not found[0] & found[1]

@@ -9,7 +9,7 @@ import pytest
 
 from semgrad_guard.calibration import calibrate
 from semgrad_guard.calibration.calibration_set import Effect
-from semgrad_guard.paper.guarantee import GuaranteedCoverage, fewest_questions, guaranteed_coverage, halves, threshold
+from semgrad_guard.paper.coverage import GuaranteedCoverage, fewest_questions, guaranteed_coverage, halves, threshold
 
 RNG = np.random.default_rng(0)
 

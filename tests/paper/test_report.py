@@ -16,9 +16,8 @@ import pytest
 
 from semgrad_guard import errors, metrics
 from semgrad_guard.errors import InputError, MissingExtraError
-from semgrad_guard.paper.published import STANDING, deviations
 from semgrad_guard.paper.report import write_report
-from semgrad_guard.paper.results import GradedRun
+from semgrad_guard.paper.results import STANDING, GradedRun, deviations
 from semgrad_guard.paper.summary import standing, summarize
 from tests.made_answers import example_run
 

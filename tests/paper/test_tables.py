@@ -14,8 +14,8 @@ from sklearn.metrics import cohen_kappa_score
 
 from semgrad_guard import metrics
 from semgrad_guard.metrics import tally
-from semgrad_guard.paper import published, tables
-from semgrad_guard.paper.guarantee import guaranteed_coverage
+from semgrad_guard.paper import results, tables
+from semgrad_guard.paper.coverage import guaranteed_coverage
 from semgrad_guard.paper.results import GradedRun
 from semgrad_guard.paper.summary import RunSummary, estimate, summarize
 from semgrad_guard.paper.tables import Cell, Column, Table, all_tables, guaranteed_tables
@@ -46,8 +46,8 @@ def test_the_main_table_has_every_run_their_mean_and_the_papers(
     runs: list[GradedRun], summaries: list[RunSummary]
 ) -> None:
     for table, metric, reference in (
-        (tables.auroc(summaries), metrics.auroc, published.AUROC_AVERAGES),
-        (tables.aurc(summaries), metrics.aurc, published.AURC_AVERAGES),
+        (tables.auroc(summaries), metrics.auroc, results.AUROC_AVERAGES),
+        (tables.aurc(summaries), metrics.aurc, results.AURC_AVERAGES),
     ):
         assert list(numbers(table)) == ["LN-PE", "SemGrad", "HybridGrad", "Homemade"]
         for method, found in numbers(table).items():
@@ -225,17 +225,17 @@ def printed() -> dict[str, list[float]]:
 
 def test_averages_are_those_of_the_nine_columns() -> None:
     found = printed()
-    assert list(found) == list(published.METHODS) == list(published.AUROC_AVERAGES) == list(published.AURC_AVERAGES)
+    assert list(found) == list(results.METHODS) == list(results.AUROC_AVERAGES) == list(results.AURC_AVERAGES)
     for method, (*nine, auroc, aurc) in found.items():
         assert len(nine) == 9
-        assert auroc == pytest.approx(100 * published.AUROC_AVERAGES[method])
-        assert aurc == pytest.approx(100 * published.AURC_AVERAGES[method])
-        assert sum(nine) / 9 == pytest.approx(100 * published.AUROC_AVERAGES[method], abs=0.011), method
+        assert auroc == pytest.approx(100 * results.AUROC_AVERAGES[method])
+        assert aurc == pytest.approx(100 * results.AURC_AVERAGES[method])
+        assert sum(nine) / 9 == pytest.approx(100 * results.AUROC_AVERAGES[method], abs=0.011), method
 
 
 def test_methods_stand_in_the_papers_order_and_others_behind() -> None:
-    assert published.in_order(["Mine", "HybridGrad", "LN-PE"]) == ["LN-PE", "HybridGrad", "Mine"]
-    assert max(published.AUROC_AVERAGES, key=lambda method: published.AUROC_AVERAGES[method]) == published.OURS
+    assert results.in_order(["Mine", "HybridGrad", "LN-PE"]) == ["LN-PE", "HybridGrad", "Mine"]
+    assert max(results.AUROC_AVERAGES, key=lambda method: results.AUROC_AVERAGES[method]) == results.OURS
 
 
 def test_run_times_are_shares_of_generation() -> None:
@@ -243,4 +243,4 @@ def test_run_times_are_shares_of_generation() -> None:
     rows = dict(re.findall(r"^\| ([\w ]+?) \| (\+?\d*\..*) \|$", section, re.MULTILINE))
     sums = {name: sum(map(float, re.findall(r"[.\d]+", row))) for name, row in rows.items()}
     plain = sums.pop("plain generation")
-    assert {name: total / plain for name, total in sums.items()} == pytest.approx(dict(published.RUN_TIME_SHARES))
+    assert {name: total / plain for name, total in sums.items()} == pytest.approx(dict(results.RUN_TIME_SHARES))

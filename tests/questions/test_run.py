@@ -14,8 +14,7 @@ from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, P
 from semgrad_guard.errors import BindingMismatchError, DataFileError, InputError
 from semgrad_guard.estimators import GreedyNLL
 from semgrad_guard.grading.candidates import LearningSet, calibrate_scored
-from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.data import Phrasing, Question
 from semgrad_guard.questions.run import Answering, run_binding
 from semgrad_guard.questions.run_record import Answer
 

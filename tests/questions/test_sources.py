@@ -38,13 +38,6 @@ def test_csv_files_that_are_none(tmp_path: Path, text: str, reason: str) -> None
         read_questions(csv(tmp_path, text))
 
 
-def test_a_csv_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "q.csv"
-    path.write_bytes("question,answers\ncafé,a\n".encode("cp1252"))
-    with pytest.raises(DataFileError, match=r'not UTF-8 text \(byte 21\); save it as "CSV UTF-8"'):
-        read_questions(path)
-
-
 def test_text_that_breaks_off_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "q.json"
     path.write_text("[\n{")
@@ -112,3 +105,11 @@ def test_a_folder_of_files(tmp_path: Path) -> None:
     assert [(row.question, row.kind) for row in found.rows] == [("1?", "plain"), ("2?", "history")]
     assert f"{tmp_path / 'kind=history' / 'c.jsonl'}, line 2 is not valid JSON" in str(found.problems[0])
     assert f"line 1 repeats {tmp_path / 'a.csv'}, row 2 and" in found.duplicates[0]
+
+
+def test_a_disk_is_no_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semgrad_guard.questions.data_files._MOST_FILES", 2)
+    for name in ("a.json", "b.csv", "c.jsonl"):
+        (tmp_path / name).write_text("never read")
+    with pytest.raises(DataFileError, match="holds more than 2 data files; name the one with the questions"):
+        read_questions(tmp_path)
