@@ -42,7 +42,7 @@ def test_a_sample_depends_on_seed_prompt_and_number_alone(language_model: Langua
         (alone,) = answered(language_model, [question])
         assert [s.ids for s in alone.samples(plan)] == [s.ids for s in samples]
         for one, other in zip(alone.samples(plan), samples, strict=True):
-            assert one.log_probs == pytest.approx(other.log_probs, rel=1e-6)
+            assert one.log_probs == pytest.approx(other.log_probs, rel=1e-6, abs=1e-6)
         fewer = alone.samples(Sampling(count=2, max_tokens=6))
         assert [s.ids for s in fewer] == [s.ids for s in samples[:2]]
         assert [s.ids for s in alone.samples(Sampling(count=4, seed=1, max_tokens=6))] != [s.ids for s in samples]
@@ -242,9 +242,11 @@ def test_readings_are_those_of_each_answer_alone(name: str) -> None:
                 output = model(torch.tensor([[*prompt, *answer]]), output_hidden_states=True)
             log_p = (output.logits[0, len(prompt) - 1 : -1] / 0.5).log_softmax(-1)
             expected = log_p[range(len(answer)), answer].tolist()
-            assert reading.log_probs == pytest.approx(expected, rel=1e-6)
+            assert reading.log_probs == pytest.approx(expected, rel=1e-6, abs=1e-6)
             if name not in STATEFUL:
-                assert reading.embedding == pytest.approx(output.hidden_states[middle][0, -1].tolist(), rel=1e-6)
+                assert reading.embedding == pytest.approx(
+                    output.hidden_states[middle][0, -1].tolist(), rel=1e-6, abs=1e-6
+                )
 
 
 def test_readings_do_not_depend_on_how_the_work_is_split(monkeypatch) -> None:
