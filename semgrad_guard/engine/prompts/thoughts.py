@@ -122,13 +122,14 @@ _SIGNS = (
     r"(?:[_:.-][\w:.-]*)?(?:\s[^<>]*)?[|｜]?(?:[>▷＞》]|&gt;)",
     rf"[\[{{]/(?:{_WORDS})[\]}}]|\A\s*[\[{{](?:{_WORDS})[\]}}](?!\()|<!--\s*(?:{_WORDS})\b",
     # Thoughts that are folded, fenced or quoted, as programs show them.
-    rf"<details\b[^>]*(?:\breasoning\b[^>]*>|>\s*<summary>[^<]*\b(?:{_WORDS})\b)|^(?:```|~~~)(?:{_WORDS})\s*$",
+    rf"<details\b[^<>]{{0,200}}(?:\breasoning\b|>\s*<summary>[^<]{{0,200}}\b(?:{_WORDS})\b)",
+    rf"^(?:```|~~~)(?:{_WORDS})\s*$",
     rf"\A{_HEADING}(?: for [^\n]{{1,30}}?)?[.…:*_ \t]*\n\s*>|\A\s*[(\[*_]+thinking\s*(?:\.\.\.|…|:)",
     # Channels without their marks.
     rf"assistant(?:final|analysis|commentary)|\A\s*(?-i:{_GLUED})",
     # The parts of an answer, where one of them is marked alone: at its end, or up to there.
     rf"\A\s*<(?=analysis>)|\A\s*\S(?s:.*?)(?:\n[ \t]*|(?<=[.!?…。！？])[ \t]*|(?<=\w))"
-    rf"<(?P<part>{_PART})>(?s:(?!</(?P=part)>).)*(?:</(?P=part)>)?\s*\Z",
+    rf"<(?P<part>{_PART})>(?s:(?!</?(?P=part)>).)*(?:</(?P=part)>)?\s*\Z",
     rf"\A(?s:(?!<{_PART}>).)*?(?<=[^\s`\"'(\[«“<>])</{_PART}>",
 )
 MARKED = re.compile("|".join(_SIGNS), re.IGNORECASE | re.MULTILINE)
