@@ -199,7 +199,7 @@ class LowConfidenceError(SemGradGuardError):
             f"the answer is not let through: {verdict.reason or 'no reason given'} (decision: {verdict.action}). "
             f"The error's `verdict` holds the score{kept}. {advice}".rstrip()
         )
-        self.verdict = verdict.revised(text="", tool_calls=(), calls=(), fields=(), draft=draft)
+        self.verdict = verdict.revised(text="", reasoning=None, tool_calls=(), calls=(), fields=(), draft=draft)
 
 
 class MissingExtraError(SemGradGuardError, ImportError):

@@ -14,11 +14,6 @@ def tensors_alive() -> int:
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
-def objects_alive() -> int:
-    gc.collect()
-    return len(gc.get_objects())
-
-
 def smallest_growth(counts: Sequence[int]) -> int:
     """The growth that every round has: another part of the process may make or drop things at any time."""
     return min(after - before for before, after in pairwise(counts))

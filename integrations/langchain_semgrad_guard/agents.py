@@ -73,18 +73,12 @@ class UncertaintyMiddleware(AgentMiddleware[Any, Any, Any]):
         raise UnenforcedPolicyError("the agent's model has another router than its UncertaintyMiddleware: give one")
 
     def _checked(self, response: Response) -> Response:
-        for message in response.result:
-            if isinstance(message, AIMessage) and not self._has_decided(message):
+        """The response, if a model with this policy delivered its messages."""
+        own = self.router.policy.recorded_threshold, self.router.policy.calibration_id
+        for verdict in (stage_verdict(message) for message in response.result if isinstance(message, AIMessage)):
+            if verdict is None or (verdict.threshold, verdict.details.calibration_id) != own:
                 raise UnenforcedPolicyError("a middleware behind this one has put in another model: put this one last")
         return response
-
-    def _has_decided(self, message: AIMessage) -> bool:
-        """Whether a message is as a model with this policy delivered it."""
-        verdict, policy = stage_verdict(message), self.router.policy
-        return verdict is not None and (verdict.threshold, verdict.details.calibration_id) == (
-            policy.recorded_threshold,
-            policy.calibration_id,
-        )
 
 
 # Single calls of tools.

@@ -108,7 +108,9 @@ class Guarded(Runnable[Any, Any]):
 
         def run() -> Steps[Any]:
             with only_asking():
-                question = self._resumed(given, config)
+                question, earlier = cast("Question", question_of(router)), self._paused.pop(_place_of(config), [])
+                if is_task(config) or given is None or type(given).__name__ == "Command":  # it resumes
+                    question.verdicts += earlier
                 result = yield invoked(chain, given, config, kwargs)
                 if not isinstance(result, Paused) and (yield from is_halted(chain, result, config)):
                     result = Paused(_Interrupted(result))
@@ -119,11 +121,13 @@ class Guarded(Runnable[Any, Any]):
         def ask(_: Any) -> Work:
             if is_escalating(router):
                 raise InputError("the target asked the chain that it answers for")
-            target: Any = router.escalate_to
-            return replying(router, invoked(target, given, _outside(config)), read=_reply)
+            target, callbacks = router.escalate_to, cast("BaseCallbackManager", config.get("callbacks")).copy()
+            for handler in [one for one in callbacks.handlers if isinstance(one, UncertaintyRouterCallback)]:
+                callbacks.remove_handler(handler)  # no router of the run decides about an answer in the chain's place
+            return replying(router, invoked(target, given, patch_config(config, callbacks=callbacks)), read=_reply)
 
         try:
-            outcome = yield from answered(router, Work.of(run), _reading, ask)
+            outcome = yield from answered(router, Work.of(run), lambda out: Work.at_once(partial(_text_of, out)), ask)
         except _Interrupted as pause:
             return pause.args[0]
         verdict, result = outcome.verdict, outcome.answer
@@ -133,14 +137,6 @@ class Guarded(Runnable[Any, Any]):
         return convert.decided(result, verdict, keep_draft=keep_draft) if isinstance(result, AIMessage) else result
 
     # A graph that interrupts itself answers in several runs, which are one question.
-
-    def _resumed(self, given: Any, config: RunnableConfig) -> Question:
-        """This run's question, with the verdicts from before the pause where this run resumes one."""
-        question, place = cast("Question", question_of(self.router)), _place_of(config)
-        earlier = self._paused.pop(place, [])
-        if is_task(config) or given is None or type(given).__name__ == "Command":
-            question.verdicts += earlier
-        return question
 
     def _remember(self, question: Question, config: RunnableConfig) -> None:
         if (place := _place_of(config))[0]:  # without a thread nothing can be resumed
@@ -206,14 +202,6 @@ def _models_in(chain: Runnable[Any, Any]) -> list[BaseChatModel]:
     return [model for node in nodes if (model := chat_model_in(node.data)) is not None]
 
 
-def _outside(config: RunnableConfig) -> RunnableConfig:
-    """The config of a target, which answers in the chain's place: no router of the run decides about it."""
-    callbacks = cast("BaseCallbackManager", config.get("callbacks")).copy()
-    for handler in [one for one in callbacks.handlers if isinstance(one, UncertaintyRouterCallback)]:
-        callbacks.remove_handler(handler)
-    return patch_config(config, callbacks=callbacks)
-
-
 def _reply(result: Any) -> Reply[Any]:
     """A target's answer in the chain's form.
 
@@ -224,10 +212,6 @@ def _reply(result: Any) -> Reply[Any]:
         raise InputError("the escalation target returned nothing; it answers in the form of the chain")
     recorded = convert.stage_verdict(result) if isinstance(result, AIMessage) else None
     return Reply(_text_of(result) if recorded is None else recorded, result)
-
-
-def _reading(result: Any) -> Work:
-    return Work.at_once(partial(_text_of, result))
 
 
 def _text_of(result: Any) -> str:

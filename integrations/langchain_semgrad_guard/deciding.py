@@ -254,7 +254,9 @@ class Deciding(BaseChatModel):
                 model's.
         """
         inside = CallbackManager(handlers=[], parent_run_id=run_id)
-        inside.set_handlers([one for one in run.inheritable_handlers if _traces(one)])
+        tracers = [one for one in run.inheritable_handlers if isinstance(one, BaseTracer | TracingHandler)]
+        # The tokens of an escalation's run are no part of the answer's stream.
+        inside.set_handlers([one for one in tracers if not isinstance(one, _StreamingCallbackHandler)])
         inside.add_tags(run.inheritable_tags)
         inside.add_metadata(run.inheritable_metadata)
         if self.router is False:
@@ -308,11 +310,6 @@ class Deciding(BaseChatModel):
             question=decider.question,
             is_recorded=self.router is not False,
         )
-
-
-def _traces(handler: object) -> bool:
-    """Whether a handler hears an escalation's run: its tokens are no part of the answer's stream."""
-    return isinstance(handler, BaseTracer | TracingHandler) and not isinstance(handler, _StreamingCallbackHandler)
 
 
 class TracingHandler(BaseCallbackHandler):

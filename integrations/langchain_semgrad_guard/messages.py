@@ -196,17 +196,13 @@ def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:
 def escalation(answer: AIMessage, verdict: Verdict, draft: AIMessage, *, keep_draft: bool) -> AIMessage:
     """The target's answer with the verdict on both; the model's name is the target's, the tokens are those of both."""
     record = verdict.metadata(keep_draft=keep_draft)
-    used = [message.usage_metadata for message in (textless(draft), answer) if _is_whole(message.usage_metadata)]
+    usages = [message.usage_metadata for message in (textless(draft), answer)]
+    used = [one for one in usages if one is not None and "input_tokens" in one]  # LangChain's cache has incomplete ones
     changes = {
         "response_metadata": {**answer.response_metadata, METADATA_KEY: record},
         "usage_metadata": add_usage(*used) if len(used) == 2 else (used or [None])[0],
     }
     return answer.model_copy(update=changes)
-
-
-def _is_whole(usage: UsageMetadata | None) -> bool:
-    """Whether there is a usage that can be added to: LangChain's cache puts incomplete ones into its messages."""
-    return usage is not None and "input_tokens" in usage
 
 
 def was_cut(message: AIMessage) -> bool | None:

@@ -351,8 +351,6 @@ def _logprobs(
     model: LanguageModel, estimator: Estimator, answer: Generation, *, top: int
 ) -> list[list[LogProb]] | None:
     found = openai_logprobs(model, estimator, answer.evidence, top=top)
-    return None if found is None else [[_logprob(own), *map(_logprob, own["top_logprobs"])] for own in found["content"]]
-
-
-def _logprob(entry: Mapping[str, Any]) -> LogProb:
-    return LogProb(token=entry["token"], logprob=entry["logprob"], bytes=entry["bytes"])
+    if found is None:
+        return None
+    return [[LogProb.model_validate(one) for one in (own, *own["top_logprobs"])] for own in found["content"]]

@@ -127,18 +127,16 @@ def chat_response(chunk: Chunk) -> ChatResponse:
         for call in chunk.calls
     ]
     blocks = [*([ThinkingBlock(content=thought)] if thought else []), TextBlock(text=chunk.text), *calls]
-    fields = {"tool_calls": [_openai_call(call) for call in calls]} if calls else {}
+    functions = [{"name": call.tool_name, "arguments": json.dumps(call.tool_kwargs)} for call in calls]
+    pairs = zip(calls, functions, strict=True)
+    written = [{"id": call.tool_call_id, "type": "function", "function": function} for call, function in pairs]
+    fields = {"tool_calls": written} if calls else {}
     message = ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks, additional_kwargs=fields)
     thinking = chunk.thought_delta
     more = _verdict_record(chunk.record) if thinking is None else {"thinking_delta": thinking}
     return ChatResponse(
         message=message, raw=chunk.record, delta=chunk.delta, logprobs=chunk.logprobs, additional_kwargs=more
     )
-
-
-def _openai_call(call: ToolCallBlock) -> dict[str, Any]:
-    function = {"name": call.tool_name, "arguments": json.dumps(call.tool_kwargs)}
-    return {"id": call.tool_call_id, "type": "function", "function": function}
 
 
 def completion(chunk: Chunk) -> CompletionResponse:

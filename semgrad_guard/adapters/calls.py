@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -130,10 +130,8 @@ class AnswerForm:
 
 def _response_schema(response_format: Any) -> tuple[Mapping[str, Any] | None, str]:
     """The schema an answer must follow, and the instruction to the model."""
-    if response_format is None:
-        return None, ""
     given = cast("Mapping[str, Any]", response_format if isinstance(response_format, Mapping) else {})
-    if given.get("type") == "text":
+    if response_format is None or given.get("type") == "text":
         return None, ""
     if given.get("type") == "json_object":
         return {"type": "object"}, ""
@@ -159,14 +157,14 @@ def served_options(client: Any, call: Mapping[str, Any]) -> dict[str, Any]:
 
     `client` may be a chat model around another client of its own (`llm`), which then holds options as well.
     """
+
+    def held(holder: Any) -> dict[str, Any]:
+        fields = ((name, getattr(holder, name, None)) for name in CALL_FIELDS)
+        return {name: value for name, value in fields if value is not None and not callable(value)}
+
     own = [getattr(client, name, None) for name in _MODEL_NAMES]
     given = {name: value for name, value in call.items() if name not in _MODEL_NAMES or value not in own}
-    return call_options(_held(getattr(client, "llm", None)), _held(client), given)
-
-
-def _held(client: Any) -> dict[str, Any]:
-    held = ((name, getattr(client, name, None)) for name in CALL_FIELDS)
-    return {name: value for name, value in held if value is not None and not callable(value)}
+    return call_options(held(getattr(client, "llm", None)), held(client), given)
 
 
 BLOCKS = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_content"})
@@ -455,7 +453,12 @@ def calibrate_calls(
                 f"not {recorded!r:.40} and {labels!r:.40}"
             )
         known, labelled = set[str | None](), cast("Mapping[str | None, bool]", labels)
-        for call, uncertainty, bound in _with_scores(calls_of(cast("Iterable[Any]", recorded))):
+        scored = [
+            (call, *found)
+            for verdict, calls in calls_of(cast("Iterable[Any]", recorded))
+            for call, found in zip(calls, scores_of(verdict, calls), strict=True)
+        ]
+        for call, uncertainty, bound in scored:
             if call.name in left_out:
                 continue
             if call.id in known:
@@ -470,9 +473,3 @@ def calibrate_calls(
     if not bindings:
         raise InputError("no call of these runs has a score: record them with a model of semgrad-guard's")
     return calibrate_runs(numbers, scores, right, binding=shared_by(bindings, of="calls"), **how)
-
-
-def _with_scores(messages: RunCalls) -> Iterator[tuple[ToolCall, float | None, Binding | None]]:
-    for verdict, calls in messages:
-        for call, (uncertainty, bound) in zip(calls, scores_of(verdict, calls), strict=True):
-            yield call, uncertainty, bound

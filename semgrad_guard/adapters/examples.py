@@ -256,11 +256,7 @@ def calibrated(
 
 
 def _path(option: str, given: Any) -> Path | None:
-    """The path of an option.
-
-    Raises:
-        InputError: it is no path.
-    """
+    """The path of an option, refused by an `InputError` where it is none."""
     if given is None or isinstance(given, str | Path):
         return None if given is None else Path(given)
     raise InputError(f"{option} is the path of a file, not {given!r:.60}")

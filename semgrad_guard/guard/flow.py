@@ -223,7 +223,7 @@ def _rejection(reply: TargetReply[Any] | None, terms: Terms) -> str:
     if isinstance(reply, Exception):
         if terms.on_error == "raise":
             raise reply
-        logger.error("the escalation target failed; the answer is withheld", exc_info=reply)
+        logger.error("the escalation target failed; the answer is withheld", exc_info=sealed(reply))
         return f"the escalation target failed ({type(reply).__name__})"
     if not isinstance(reply, Reply):
         raise InputError("an answer was to be escalated and the target has not replied")

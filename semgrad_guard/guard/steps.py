@@ -8,16 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Generator,
-    Iterable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
@@ -324,6 +315,9 @@ def sealed(error: E) -> E:
         kept[-1].tb_next = None
     if isinstance(error, LowConfidenceError):
         error.__cause__ = error.__context__ = None
+    for before in (error.__cause__, error.__context__):
+        if before is not None:
+            sealed(before)
     return error.with_traceback(kept[0] if kept else None)
 
 

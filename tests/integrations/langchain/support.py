@@ -14,12 +14,10 @@ import torch
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.tracers.base import BaseTracer
 from langchain_core.tracers.schemas import Run as TracedRun
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from langchain_semgrad_guard import get_verdict
 from semgrad_guard import Binding, Policy, Verdict, calibrate
-from tests.random_llama import merges_of
+from tests.random_llama import byte_tokenizer, random_llama
 
 from .ways import collect
 
@@ -36,56 +34,22 @@ def policy_for_another_model() -> Policy:
     return Policy.from_calibration(calibrate(scores, [True] * 100, alpha=0.2, delta=0.2, binding=binding))
 
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-SPECIAL = ["<pad>", "<|im_start|>", "<|im_end|>"]
-
-
-def tokenizer(text: str = "") -> PreTrainedTokenizerFast:
-    """Byte-level BPE over printable ASCII and the line feed, without merges but for those of a text's words."""
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    letters = sorted(letter for letter in alphabet if " " < letter < "\x7f" or letter in "ĠĊ")
-    merges = merges_of(text)
-    known = [*SPECIAL, *letters, *dict.fromkeys("".join(pair) for pair in merges)]
-    vocabulary = {token: number for number, token in enumerate(known)}
-    core = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<|im_end|>")
-    fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
-    fast.chat_template = CHATML
-    return fast
-
-
 def save_tiny(folder: Path, *, seed: int = 3, text: str = "", window: int = 256) -> Path:
-    """A checkpoint whose answers are gibberish of its own, different for each prompt, and repeatable.
+    """A checkpoint whose answers are gibberish of its own in readable ASCII, different for each prompt, and repeatable.
 
-    Every word of the text is a token. With seeds 3 and 5 answers are as long as they may be. HybridGrad takes three
-    layers at least, and all that is more is only slower.
+    Every word of the text is a token. Answers are as long as they may be. HybridGrad takes three layers at least, and
+    all that is more is only slower.
     """
-    words = tokenizer(text)
-    config = LlamaConfig(
-        vocab_size=len(words),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=window,
-        eos_token_id=words.eos_token_id,
-        pad_token_id=words.pad_token_id,
-        bos_token_id=None,
-    )
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
+    words = byte_tokenizer(words=text)
+    size = {"vocab_size": len(words), "max_position_embeddings": window, "num_hidden_layers": 3}
+    model = random_llama(seed=seed, **size).float()
+    texts = [words.decode([token], skip_special_tokens=True) for token in range(len(words))]
+    readable = [text.isascii() and text.isprintable() and text != "" for text in texts]
+    with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:
                 parameter.normal_(0.0, 1.2 / parameter.shape[-1] ** 0.5)
-        model.lm_head.weight.mul_(3)
-        model.lm_head.weight[words.pad_token_id] = 0
+        model.lm_head.weight *= 3 * torch.tensor(readable)[:, None]
     model.save_pretrained(folder)
     words.save_pretrained(folder)
     return folder

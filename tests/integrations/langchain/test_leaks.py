@@ -10,6 +10,7 @@ from langchain.agents import create_agent
 from langchain_core.caches import InMemoryCache
 from langchain_core.exceptions import OutputParserException
 from langchain_core.globals import set_llm_cache
+from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
 
 from langchain_semgrad_guard import (
@@ -59,6 +60,11 @@ def _config(mode: Mode, _: str) -> Kit:
     return Kit(GuardedChatModel(Scripted()), callbacks=[router(mode)])
 
 
+def _thinking(mode: Mode, _: str) -> Kit:
+    fields = {"reasoning_content": f"Is it {CANARY}?"}
+    return Kit(GuardedChatModel(Scripted(script=AIMessage(f"It is {CANARY}", additional_kwargs=fields)), router(mode)))
+
+
 def _sentences(mode: Mode, _: str) -> Kit:
     return Kit(GuardedChatModel(Scripted(script=f"{CANARY}! It is big. It is old."), router(mode), by="sentence"))
 
@@ -104,6 +110,7 @@ def _middleware(mode: Mode, _: str) -> Kit:
 GUARDS: dict[str, Callable[[Mode, str], Kit]] = {
     "field": _field,
     "config": _config,
+    "thinking": _thinking,
     "by sentence": _sentences,
     "local": _local,
     "scorer": _scorer,
@@ -112,7 +119,7 @@ GUARDS: dict[str, Callable[[Mode, str], Kit]] = {
     "guarded, second call": _guarded_twice,
     "middleware": _middleware,
 }
-MODELS = ("field", "config", "by sentence", "local", "scorer", "failing")
+MODELS = ("field", "config", "thinking", "by sentence", "local", "scorer", "failing")
 CASES = [(guard, way) for guard in GUARDS for way in WAYS]
 CASES += [(guard, way) for guard in MODELS for way in WAYS_OF_MODELS]
 ALL_WAYS = {**WAYS, **WAYS_OF_MODELS}

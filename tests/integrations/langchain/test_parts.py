@@ -289,10 +289,7 @@ SPELLED = '{"name": "pay", "arguments": {"to": "Bob"}}'
         ('The tool pay takes, for example, {"to": "Bob"}.', []),
         ('payments {"to": "Bob"}', []),
         ('[TOOL_CALLS]pay[ARGS]{"to": "Bob"}', ['pay[ARGS]{"to": "Bob"}']),
-        (
-            'to=functions.pay <|x|>json<|message|>{"to": "Bob"}',
-            ['pay <|x|>json<|message|>{"to": "Bob"}'],
-        ),
+        ('to=functions.pay <|x|>json<|message|>{"to": "Bob"}', ['pay <|x|>json<|message|>{"to": "Bob"}']),
         ('functions.pay:0<|argument_begin|>{"to": "Bob"}', ['pay:0<|argument_begin|>{"to": "Bob"}']),
         ('Action: pay\nAction Input: {"to": "Bob"}', ['pay\nAction Input: {"to": "Bob"}']),
     ],

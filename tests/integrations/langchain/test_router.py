@@ -27,24 +27,11 @@ from langchain_semgrad_guard import (
     guarded,
 )
 from semgrad_guard import HybridGrad, LanguageModel, Policy, Verdict
-from semgrad_guard.errors import BindingMismatchError, InputError, UnenforcedPolicyError
+from semgrad_guard.errors import BindingMismatchError, DeadlineExceededError, InputError, UnenforcedPolicyError
 
+from . import support
 from .scripted import CANARY, SURE, THRESHOLD, WITHHELD, Scripted, router
-from .support import (
-    EVERYTHING,
-    NOTHING,
-    QUESTION,
-    Ear,
-    Route,
-    Tracer,
-    metadata_of,
-    policy_for_another_model,
-    record_of,
-    shown,
-    text_of,
-    unpickled,
-    verdict_of,
-)
+from .support import EVERYTHING, NOTHING, QUESTION, Ear, Route, Tracer, record_of, shown, text_of, unpickled, verdict_of
 
 POLICY = Policy(threshold=THRESHOLD)
 
@@ -103,7 +90,7 @@ def test_a_call_without_a_run_is_refused(chat: ChatSemGrad) -> None:
 
 
 def test_modes(route: Route) -> None:
-    (record,) = metadata_of(route(GuardedChatModel(Scripted(), router(mode="annotate")), QUESTION, {}))
+    (record,) = support.metadata_of(route(GuardedChatModel(Scripted(), router(mode="annotate")), QUESTION, {}))
     assert (record["action"], record["details"]["enforced"]) == ("abstain", False)
     with pytest.raises(LowConfidenceError) as caught:
         route(GuardedChatModel(Scripted(), router(mode="raise")), QUESTION, {})
@@ -200,20 +187,19 @@ def test_errors_of_the_models_thread_take_no_draft_along(chat: ChatSemGrad, draf
 
 
 @pytest.mark.parametrize("is_question", [False, True])
-async def test_a_cancelled_task_takes_no_draft_along(is_question: bool) -> None:
-    begun, ear = asyncio.Event(), Ear()
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, DeadlineExceededError])
+async def test_a_task_that_ends_early_takes_no_draft_along(kind: type[BaseException], is_question: bool) -> None:
+    ear, is_late = Ear(), kind is DeadlineExceededError
 
-    async def wait(_: Any) -> Any:
-        begun.set()
+    async def wait(_: Any) -> None:
+        _ = is_late or task.cancel()
         await asyncio.sleep(60)
 
-    rules = UncertaintyRouterCallback(POLICY, RunnableLambda(wait))
+    rules = UncertaintyRouterCallback(POLICY, RunnableLambda(wait), timeout=0.3 if is_late else None)
     model = GuardedChatModel(Scripted(), rules)
     chain: Any = guarded(model, rules) if is_question else model
     task = asyncio.ensure_future(chain.ainvoke(QUESTION, {"callbacks": [ear]}))
-    await begun.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError) as caught:
+    with pytest.raises(kind) as caught:
         await task
     assert not [one for one in (record_of(caught.value), *ear.events) if CANARY in one]
 
@@ -295,6 +281,6 @@ def test_only_tracers_see_the_target() -> None:
 
 
 def test_a_calibration_that_does_not_follow(chat: ChatSemGrad) -> None:
-    second = chat.model_copy(update={"router": UncertaintyRouterCallback(policy_for_another_model())})
+    second = chat.model_copy(update={"router": UncertaintyRouterCallback(support.policy_for_another_model())})
     with pytest.raises(BindingMismatchError, match="not after this"):
-        UncertaintyRouterCallback(policy_for_another_model(), second)
+        UncertaintyRouterCallback(support.policy_for_another_model(), second)

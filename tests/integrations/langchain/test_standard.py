@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from langchain_core.language_models import BaseChatModel
@@ -20,28 +20,13 @@ from semgrad_guard import Policy
 from .scripted import Scripted
 
 REAL_MODEL = os.environ.get("SEMGRAD_GUARD_TEST_MODEL")
+JSON = "test_structured_output test_structured_output_async test_structured_output_pydantic_2_v1 "
+JSON += "test_structured_output_optional_param test_json_mode"
+TOOLS = "test_tool_calling test_tool_calling_async test_tool_choice test_bind_runnables_as_tools "
+TOOLS += "test_unicode_tool_call_integration test_agent_loop"
 UNKNOWING = {
-    **dict.fromkeys(
-        [
-            "test_structured_output",
-            "test_structured_output_async",
-            "test_structured_output_pydantic_2_v1",
-            "test_structured_output_optional_param",
-            "test_json_mode",
-        ],
-        "the embedded model was taught questions and answers only: it fills a string of JSON until max_tokens",
-    ),
-    **dict.fromkeys(
-        [
-            "test_tool_calling",
-            "test_tool_calling_async",
-            "test_tool_choice",
-            "test_bind_runnables_as_tools",
-            "test_unicode_tool_call_integration",
-            "test_agent_loop",
-        ],
-        "the model was taught none of these tools: it does not know when to call them, with what, or where to end",
-    ),
+    **dict.fromkeys(JSON.split(), "taught questions and answers only, it fills a string of JSON until max_tokens"),
+    **dict.fromkeys(TOOLS.split(), "taught none of these tools, it does not know when to call them, or with what"),
 }
 """Tests of knowledge that neither the embedded nor a random model can have, and why."""
 BRIEF, SHORT = {"max_tokens": 64}, {"max_tokens": 16}
@@ -54,9 +39,7 @@ TOOLED: dict[str, Any] = {"template_options": {"chat_template": (TEMPLATES / "qw
 class _Knowledge:
     """A test of knowledge that these models lack is not run: it could only be right by chance."""
 
-    @property
-    def chat_model_class(self) -> type[BaseChatModel]:
-        return ChatSemGrad
+    chat_model_class: ClassVar[Any] = ChatSemGrad
 
     @pytest.fixture(autouse=True)
     def _knowledge(self, request: pytest.FixtureRequest) -> None:
@@ -71,41 +54,23 @@ EVERYTHING = Policy(threshold=1e308, on_cut="score")
 class TestUnit(ChatModelUnitTests):
     """Of the embedded model, whose template knows no tools: binding them is no error before a call."""
 
-    @property
-    def chat_model_class(self) -> type[BaseChatModel]:
-        return ChatSemGrad
-
-    @property
-    def chat_model_params(self) -> dict[str, Any]:
-        return {"model": "pocket"}
+    chat_model_class: ClassVar[Any] = ChatSemGrad
+    chat_model_params: ClassVar[Any] = {"model": "pocket"}
 
 
 class TestGuardedUnit(TestUnit):
     """The same with a router as its field."""
 
-    @property
-    def chat_model_params(self) -> dict[str, Any]:
-        return {"model": "pocket", "router": UncertaintyRouterCallback(EVERYTHING)}
+    chat_model_params: ClassVar[Any] = {"model": "pocket", "router": UncertaintyRouterCallback(EVERYTHING)}
 
 
 class TestServedUnit(ChatModelUnitTests):
     """A guard around another chat model; options of generation belong to the model inside, or to the call."""
 
-    @property
-    def chat_model_class(self) -> type[BaseChatModel]:
-        return GuardedChatModel
-
-    @property
-    def chat_model_params(self) -> dict[str, Any]:
-        return {"model": Scripted(), "router": UncertaintyRouterCallback(EVERYTHING)}
-
-    @property
-    def standard_chat_model_params(self) -> dict[str, Any]:
-        return {}
-
-    @property
-    def has_tool_choice(self) -> bool:
-        return False
+    chat_model_class: ClassVar[Any] = GuardedChatModel
+    chat_model_params: ClassVar[Any] = {"model": Scripted(), "router": UncertaintyRouterCallback(EVERYTHING)}
+    standard_chat_model_params: ClassVar[Any] = {}
+    has_tool_choice: ClassVar[Any] = False
 
     @pytest.mark.xfail(reason="they belong to the model inside", strict=True)
     def test_standard_params(self, model: BaseChatModel) -> None:
@@ -115,6 +80,8 @@ class TestServedUnit(ChatModelUnitTests):
 class TestTiny(_Knowledge, ChatModelIntegrationTests):
     """Random weights behind a template that knows tools (Qwen2.5's): calls, and tests that need no sense."""
 
+    has_structured_output: ClassVar[Any] = False
+
     @pytest.fixture(autouse=True)
     def _folder(self, tiny_for_tools: str) -> None:
         self.folder = tiny_for_tools
@@ -123,31 +90,20 @@ class TestTiny(_Knowledge, ChatModelIntegrationTests):
     def chat_model_params(self) -> dict[str, Any]:
         return {"model": self.folder, **TOOLED, **BRIEF}
 
-    @property
-    def has_structured_output(self) -> bool:
-        return False
-
 
 class TestModel(_Knowledge, ChatModelIntegrationTests):
     """The embedded model, or a real one: everything that its chat template knows."""
 
-    @property
-    def chat_model_params(self) -> dict[str, Any]:
-        return {"model": REAL_MODEL} if REAL_MODEL else {"model": "pocket", **SHORT}
+    supports_json_mode: ClassVar[Any] = True
+    chat_model_params: ClassVar[Any] = {"model": REAL_MODEL} if REAL_MODEL else {"model": "pocket", **SHORT}
 
     @property
     def has_tool_calling(self) -> bool:
         profile = ChatSemGrad(**self.chat_model_params).profile
         return profile is None or profile["tool_calling"]
 
-    @property
-    def supports_json_mode(self) -> bool:
-        return True
-
 
 class TestGuarded(TestModel):
     """The same model with a router that lets every answer through."""
 
-    @property
-    def chat_model_params(self) -> dict[str, Any]:
-        return {**super().chat_model_params, "router": UncertaintyRouterCallback(EVERYTHING)}
+    chat_model_params: ClassVar[Any] = {**TestModel.chat_model_params, "router": UncertaintyRouterCallback(EVERYTHING)}

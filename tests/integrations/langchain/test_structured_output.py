@@ -16,8 +16,9 @@ from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback
 from semgrad_guard import LanguageModel
 from semgrad_guard.errors import InputError, LowConfidenceError
 from tests.pairwise import in_turn
+from tests.random_llama import CHATML
 
-from .support import CHATML, EVERYTHING, NOTHING, QUESTION, ROUTES, verdict_of
+from .support import EVERYTHING, NOTHING, QUESTION, ROUTES, verdict_of
 
 
 class Wall(BaseModel):

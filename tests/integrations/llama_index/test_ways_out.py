@@ -10,6 +10,7 @@ import io
 import logging
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,25 +30,8 @@ from semgrad_guard import LanguageModel, Policy, ToolCall
 from semgrad_guard.settings import CLOSING_LINE
 from tests.fixed_model import PIECES, TEXT, FixedModel
 
-from .ways import (
-    AGENTS,
-    CANARY,
-    CHAT_WAYS,
-    CHATS,
-    ENGINES,
-    LLM_WAYS,
-    MEMORIES,
-    QUERY_WAYS,
-    WITHHELD,
-    Ears,
-    Scripted,
-    debugged,
-    drained,
-    in_question,
-    reading,
-    scripted,
-    verdict_of,
-)
+from . import ways
+from .ways import CANARY, WITHHELD, Ears, Scripted, debugged, drained, in_question, reading, scripted, verdict_of
 
 MODES: dict[str, dict[str, Any]] = {
     "enforce": {},
@@ -92,10 +76,10 @@ def observed(llm: Scripted, run: Callable[[Ears], Any], caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("way", LLM_WAYS)
+@pytest.mark.parametrize("way", ways.LLM_WAYS)
 def test_an_llm(way: str, mode: str, wide: LanguageModel, caplog: pytest.LogCaptureFixture) -> None:
     llm = scripted(wide, doubtful, **MODES[mode])
-    _, error, found = observed(llm, lambda _: LLM_WAYS[way](llm), caplog)
+    _, error, found = observed(llm, lambda _: ways.LLM_WAYS[way](llm), caplog)
     assert CANARY not in found
     if mode == "raise":
         assert isinstance(error, LowConfidenceError)
@@ -103,13 +87,13 @@ def test_an_llm(way: str, mode: str, wide: LanguageModel, caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("script", [doubtful, last_doubtful])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ways.ENGINES)
 def test_a_guarded_query_engine(
     engine: str, script: Any, mode: str, wide: LanguageModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for way, ask in QUERY_WAYS.items():
+    for way, ask in ways.QUERY_WAYS.items():
         llm = scripted(wide, script, **MODES[mode])
-        subject = guarded(ENGINES[engine](llm), llm.router)
+        subject = guarded(ways.ENGINES[engine](llm), llm.router)
         response, error, found = observed(llm, lambda _, subject=subject, ask=ask: ask(subject), caplog)
         assert CANARY not in found, way
         if mode == "raise":
@@ -124,23 +108,23 @@ def test_a_guarded_query_engine(
 
 
 @pytest.mark.parametrize("mode", ["enforce", "escalate"])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ways.ENGINES)
 def test_the_same_engines_without_a_question(
     engine: str, mode: str, wide: LanguageModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each call decides for itself; what the engine makes of the words in a draft's place is the engine's affair."""
     llm = scripted(wide, last_doubtful, **MODES[mode])
-    _, _, found = observed(llm, lambda _: ENGINES[engine](llm).query("Where is it?"), caplog)
+    _, _, found = observed(llm, lambda _: ways.ENGINES[engine](llm).query("Where is it?"), caplog)
     assert CANARY not in found
 
 
-@pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("engine", CHATS)
+@pytest.mark.parametrize("memory", ways.MEMORIES)
+@pytest.mark.parametrize("engine", ways.CHATS)
 def test_a_guarded_chat_engine(engine: str, memory: str, wide: LanguageModel, caplog: pytest.LogCaptureFixture) -> None:
-    for way, ask in CHAT_WAYS.items():
-        held = MEMORIES[memory]()
+    for way, ask in ways.CHAT_WAYS.items():
+        held = ways.MEMORIES[memory]()
         llm = scripted(wide, doubtful)
-        subject = guarded(CHATS[engine](llm, held), llm.router)
+        subject = guarded(ways.CHATS[engine](llm, held), llm.router)
         response, _, found = observed(llm, lambda _, subject=subject, ask=ask: ask(subject), caplog)
         assert str(response) == WITHHELD, way
         messages = [message.content for message in held.get_all()]
@@ -149,14 +133,14 @@ def test_a_guarded_chat_engine(engine: str, memory: str, wide: LanguageModel, ca
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("agent", ways.AGENTS)
 def test_an_agent_with_the_guarded_llm(
     agent: str, mode: str, wide: LanguageModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     llm = scripted(wide, doubtful, calls_functions=True, **MODES[mode])
 
     def run(ears: Ears) -> Any:
-        return in_question(llm, lambda: AGENTS[agent](llm, ears))
+        return in_question(llm, lambda: ways.AGENTS[agent](llm, ears))
 
     answer, error, found = observed(llm, run, caplog)
     assert CANARY not in found
@@ -170,23 +154,23 @@ def test_a_doubtful_call_of_a_tool_does_not_run(
 ) -> None:
     call = ToolCall("look", {"what": CANARY}, "123456789")
     llm = scripted(wide, lambda _: ("", 0.9, [call]), calls_functions=True, **MODES[mode])
-    answer, _, found = observed(llm, lambda ears: in_question(llm, lambda: AGENTS["function"](llm, ears)), caplog)
+    answer, _, found = observed(llm, lambda ears: in_question(llm, lambda: ways.AGENTS["function"](llm, ears)), caplog)
     assert (answer, CANARY in found) == (WITHHELD, False)
 
 
 @pytest.mark.parametrize("caller", ["llm", "engine", "chat engine"])
 async def test_a_cancelled_task_and_a_failing_log_hold_no_draft(caller: str, wide: LanguageModel) -> None:
-    begun, ears = asyncio.Event(), Ears()
+    ears = Ears()
 
-    class Log:
-        def write(self, verdict: Any, **_: Any) -> str:
-            raise OSError("the disk is full")
+    def write(verdict: Any, **_: Any) -> Any:
+        raise OSError("the disk is full")
 
-    async def target(_question: Any) -> Any:
-        begun.set()
+    async def target(_question: Any) -> None:
+        task.cancel()
         await asyncio.sleep(60)
 
-    for options, kind in (({"escalate_to": target}, asyncio.CancelledError), ({"log": Log()}, OSError)):
+    log = SimpleNamespace(write=write)
+    for options, kind in (({"escalate_to": target}, asyncio.CancelledError), ({"log": log}, OSError)):
         llm = scripted(wide, doubtful, **options)
         asks: dict[str, Callable[[], Any]] = {
             "llm": lambda llm=llm: llm.achat([ChatMessage("q")]),
@@ -195,9 +179,6 @@ async def test_a_cancelled_task_and_a_failing_log_hold_no_draft(caller: str, wid
         }
         with ears.listening():
             task = asyncio.ensure_future(asks[caller]())
-            if "log" not in options:
-                await begun.wait()
-                task.cancel()
             with pytest.raises(kind) as caught:
                 await task
         ears.add_error(caught.value)
@@ -207,7 +188,9 @@ async def test_a_cancelled_task_and_a_failing_log_hold_no_draft(caller: str, wid
 def test_the_instrument_hears_what_is_let_through(wide: LanguageModel, caplog: pytest.LogCaptureFixture) -> None:
     """The ears work: a sure answer is in events, spans and callbacks."""
     llm = scripted(wide, lambda _: (f"It is {CANARY}", 0.01))
-    _, _, found = observed(llm, lambda _: guarded(ENGINES["compact"](llm), llm.router).query("Where is it?"), caplog)
+    _, _, found = observed(
+        llm, lambda _: guarded(ways.ENGINES["compact"](llm), llm.router).query("Where is it?"), caplog
+    )
     assert found.count(CANARY) > 5
 
 
