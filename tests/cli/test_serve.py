@@ -19,7 +19,7 @@ import pytest
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.records import SentenceVerdict, Verdict
-from tests.decision_log.test_savings import decision
+from tests.decision_log.test_feedback import decision
 from tests.steps import LIMIT
 from tests.warm_python import WarmPython
 
