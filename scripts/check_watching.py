@@ -14,8 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.calibration.drift import RankBets, UnscoredBets
-from semgrad_guard.calibration.promise import Bets
+from semgrad_guard.calibration.monitors import Bets, RankBets, UnscoredBets
 
 NEVER = 10**9
 Floats = NDArray[np.float64]

@@ -6,8 +6,8 @@ from semgrad_guard.calibration.calibrating import calibrate as calibrate
 from semgrad_guard.calibration.calibrating import calibrate_runs as calibrate_runs
 from semgrad_guard.calibration.calibrating import calibrate_sentences as calibrate_sentences
 from semgrad_guard.calibration.calibration_record import Calibration as Calibration
-from semgrad_guard.calibration.drift import Drift as Drift
-from semgrad_guard.calibration.drift import DriftMonitor as DriftMonitor
+from semgrad_guard.calibration.monitors import Drift as Drift
+from semgrad_guard.calibration.monitors import DriftMonitor as DriftMonitor
 from semgrad_guard.calibration.planning import HandGrades as HandGrades
 from semgrad_guard.calibration.planning import Plan as Plan
 from semgrad_guard.calibration.planning import plan as plan

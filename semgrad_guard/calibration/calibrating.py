@@ -3,7 +3,7 @@ or, with `calibrate_sentences`, by sentence.
 
 The promise: among the answers that are let through, the error rate is at most alpha, with probability at least
 1 - delta over the draw of the calibration set. It assumes that calibration questions and later questions are
-exchangeable (drawn from one population, independently); `drift.py` watches for the day when they are not.
+exchangeable (drawn from one population, independently); `monitors.py` watches for the day when they are not.
 
 `recalibrate` makes a new calibration from the decisions of an old one: a proposal, for a person to take or not. The
 grades are those of promised answers that were drawn at random. These are a random part of the answers up to the old

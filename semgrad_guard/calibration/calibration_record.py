@@ -1,4 +1,4 @@
-"""The record of a calibration: frozen, saved as JSON, and refused when its content was changed."""
+"""The record of a calibration: frozen, saved as JSON, and refused when its content was changed; and what it says."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from semgrad_guard.calibration.binding import Binding, EstimatorChoice
 from semgrad_guard.calibration.calibration_set import Copies, Effect
 from semgrad_guard.calibration.gates import ASSUMPTIONS, Procedure, share_of, upper_bound
-from semgrad_guard.calibration.planning import HandGrades
+from semgrad_guard.calibration.planning import HandGrades, plan
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.calibration.sentence_gates import SentencePromise
-from semgrad_guard.calibration.thresholds import ConfidenceMap, Reachable
+from semgrad_guard.calibration.thresholds import ConfidenceMap, Reachable, upwards
 from semgrad_guard.declared import first_fault, is_score
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.files import atomic_write, distinct
@@ -305,3 +305,76 @@ def _content(calibration: Calibration) -> dict[str, Any]:
     """The fields as plain JSON, without those at their defaults: a later release may add some, and files keep their
     ids."""
     return calibration.model_dump(mode="json", exclude_defaults=True, warnings=False)
+
+
+# A calibration in words: for the terminal, for the server's page and for its models.
+
+_AUTO = "the best on a part of the labels, and with few labels one that costs nothing, whatever its AUROC"
+
+
+def report(calibration: Calibration) -> dict[str, str]:
+    """Sentences by their subject: promise, assumption, effect, prompts, labels, chance, scores; those that apply."""
+    sentences = {"promise": promise(calibration), "assumption": calibration.assumption}
+    if calibration.effect is not None and calibration.threshold is not None:
+        sentences["effect"] = str(calibration.effect)
+    if calibration.shape is not None:
+        sentences["prompts"] = calibration.shape.covers
+    if (part := calibration.by_hand) is not None:
+        sentences["labels"] = (
+            f"{part.count} graded by hand, a random part of the surest {part.share:.1%} ({part.drawn_from} answers)"
+        )
+    elif calibration.auroc is not None and calibration.n_tested and calibration.sentences is None:
+        error = (calibration.n_wrong - calibration.n_unscored_wrong) / calibration.n_tested
+        level = calibration.level
+        chance = plan(calibration.n_tested, error=error, auroc=calibration.auroc, alpha=calibration.alpha, delta=level)
+        sentences["chance"] = (
+            f"with {error:.0%} of the scored answers wrong and an AUROC of {calibration.auroc:.2f}, {chance}"
+        )
+    if calibration.aurocs:
+        figures = ", ".join(f"{name} {value:.3f}" for name, value in calibration.aurocs.items() if value is not None)
+        text = f"AUROC {figures}" if figures else "no AUROC: all answers are right, or all wrong"
+        taken = f"; --estimator auto takes {calibration.auto}: {_AUTO}" if calibration.auto else ""
+        sentences["scores"] = text + taken
+    return sentences
+
+
+def promise(calibration: Calibration) -> str:
+    """The promise in one sentence, whether or not a threshold keeps it."""
+    to = {"keep": " to traffic like this", "once": " to distinct questions", None: ""}[calibration.copies]
+    rate = f"{100 * calibration.alpha:g}%" if calibration.requested is None else upwards(calibration.alpha)
+    sure = f"with {100 * (1 - calibration.delta):g}% probability"
+    text = f"Among the answers let through{to}, at most {rate} are wrong, {sure}"
+    if calibration.requested is not None:
+        text += f" ({in_place_of(calibration.requested)})"
+    if calibration.sentences is not None:
+        delivered = f"from which something is delivered{to}"
+        text = {
+            "sentence": f"Take an answer {delivered}, and one of its delivered sentences at random: it is wrong at a "
+            f"rate of at most {rate}, {sure}",
+            "answer": f"Of the answers {delivered}, at most {rate} hold a wrong sentence, {sure}",
+        }[calibration.sentences.promise]
+    if calibration.tries < 2:
+        return f"{text}."
+    return (
+        f"{text} for all {calibration.tries} tries on these labels together (this one has level "
+        f"{calibration.level:.2g})."
+    )
+
+
+def in_place_of(alpha: float) -> str:
+    """That another error rate was requested, in words."""
+    return f"{100 * alpha:g}% was asked for, and these labels do not support it"
+
+
+def shortfall(calibration: Calibration, *, cut: str = "") -> str:
+    """What helps where no threshold keeps the promise, in order of effect: the reachable one, answers that were `cut`
+    off, and the labels that the reason names."""
+    return " ".join(filter(None, (offer(calibration), cut, calibration.reason)))
+
+
+def offer(calibration: Calibration) -> str:
+    """What the labels support where they do not support the promise that was asked for; empty where there is none."""
+    if (found := calibration.reachable) is None:
+        return ""
+    counts = found.in_words(calibration.n_tested, requested=calibration.alpha)
+    return f"{counts} To deliver these: --on-no-threshold reachable."

@@ -70,7 +70,7 @@ def number(kind: type[int] | type[float], low: float, high: float) -> Reader:
 
     def read(value: Any) -> float:
         try:
-            found = kind(value)
+            found = kind(value if str(value).isascii() else "")  # Python reads the digits of every script
         except (ValueError, OverflowError):
             named = "a whole number" if kind is int else "a number"
             raise typer.BadParameter(f"{str(value)[:40]!r} is not {named}") from None
@@ -163,7 +163,7 @@ def engine(value: str) -> str:
 
 def price(value: str) -> Price:
     """A price for a million prompt tokens, and one for a million of answers."""
-    if (parts := re.fullmatch(r"(\d+(?:\.\d+)?)/(\d+(?:\.\d+)?)", value.strip())) is None:
+    if (parts := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)/([0-9]+(?:\.[0-9]+)?)", value.strip())) is None:
         raise typer.BadParameter(f"{value[:40]!r} is no price; write 2.5/10, for a million prompt and answer tokens")
     return Price(float(parts[1]), float(parts[2]))
 
@@ -423,7 +423,7 @@ def load_policy(calibration: Path | None, on_no_threshold: OnNoThreshold) -> Pol
     policy = loading.load_policy(calibration, loading.PolicyOptions(on_no_threshold=on_no_threshold))
     made = None if policy is None else policy.calibration
     if made is not None and (made.requested is not None or made.reachable is not None):
-        from semgrad_guard.calibration.promise import offer, promise
+        from semgrad_guard.calibration.calibration_record import offer, promise
 
         text = promise(made) if made.reachable is None else f"The calibration has no threshold. {offer(made)}"
         say(text, label="Promise")

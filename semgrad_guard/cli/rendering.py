@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from semgrad_guard.calibration import Calibration, Drift
-from semgrad_guard.calibration.promise import promise, report, shortfall
+from semgrad_guard.calibration.calibration_record import promise, report, shortfall
 from semgrad_guard.calibration.thresholds import upwards
 from semgrad_guard.cli.terminal import OUT, is_verbose, printable, show_line
 from semgrad_guard.grading.by_name import right_means

@@ -22,7 +22,7 @@ from semgrad_guard.cli.terminal import OUT, ExitCode, note, say_problems
 from semgrad_guard.decision_log.entries import Decision, Price, Row, parse_since
 from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import InputError, require_installed
-from semgrad_guard.questions.data_files import read_text
+from semgrad_guard.questions.data_files import harmless, read_text
 from semgrad_guard.server.server_settings import ServerSettings
 from semgrad_guard.settings import DtypeName, JudgedBy, Mode, OnDoubt, OnNoThreshold
 
@@ -181,7 +181,8 @@ def _write_csv(rows: Sequence[Row]) -> None:
     out.writeheader()
     for decision, feedback in rows:
         graded = {} if feedback is None else {"right": feedback.right, "sampling": feedback.sampling}
-        out.writerow({**decision.model_dump(mode="json"), **graded, "delivery": decision.delivery})
+        row = {**decision.model_dump(mode="json"), **graded, "delivery": decision.delivery}
+        out.writerow({name: harmless(cell) if isinstance(cell, str) else cell for name, cell in row.items()})
 
 
 def _table(summaries: Sequence[Mapping[str, Any]]) -> Table:

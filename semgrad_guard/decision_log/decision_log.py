@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
-from semgrad_guard.calibration.promise import PromiseMonitor, PromiseState
+from semgrad_guard.calibration.monitors import PromiseMonitor, PromiseState
 from semgrad_guard.decision_log.database import Database
 from semgrad_guard.decision_log.entries import Decision, Entry, Facts, Feedback, writable
 from semgrad_guard.errors import DecisionLogError, InputError

@@ -409,7 +409,7 @@ def _delimiter(text: str) -> tuple[str, int]:
     return max(_DELIMITERS, key=lambda sign: sum(map(len, rows[sign]))), 0
 
 
-def _harmless(cell: str) -> str:
+def harmless(cell: str) -> str:
     """Text that a spreadsheet would run as a formula gets an apostrophe before it."""
     return f"'{cell}" if cell.startswith(_FORMULA) else cell
 
@@ -419,7 +419,7 @@ def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[objec
     written = io.StringIO(newline="")
     writer = csv.writer(written)
     writer.writerow(header)
-    writer.writerows([_harmless(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    writer.writerows([harmless(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
     return atomic_write(path, codecs.BOM_UTF8 + written.getvalue().encode())
 
 
@@ -435,7 +435,7 @@ def append_rows(path: Path, rows: Sequence[Sequence[str]]) -> Path:
     encoding = _encoding(content)
     text = content.decode(encoding).removeprefix("\ufeff")
     written = io.StringIO(newline="")
-    csv.writer(written, delimiter=_delimiter(text)[0]).writerows([_harmless(cell) for cell in row] for row in rows)
+    csv.writer(written, delimiter=_delimiter(text)[0]).writerows([harmless(cell) for cell in row] for row in rows)
     end = "" if text.endswith(("\n", "\r")) else "\r\n"
     return atomic_write(path, content + (end + written.getvalue()).encode(encoding))
 

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import semgrad_guard
-from semgrad_guard.calibration.promise import PromiseMonitor
+from semgrad_guard.calibration.monitors import PromiseMonitor
 from semgrad_guard.decision_log.entries import Decision, Feedback, parse_since
 from semgrad_guard.errors import InputError
 from semgrad_guard.server.completions import (

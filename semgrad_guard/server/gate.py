@@ -241,7 +241,7 @@ class Keys:
 
     def __init__(self, keys: Iterable[str] = (), *, of_host: Iterable[str] = ()) -> None:
         own = [key.strip() for key in keys if key.strip()]
-        if not all(len(key) >= _SHORTEST_KEY and key.isascii() for key in own):  # as headers have them
+        if any(len(key) < _SHORTEST_KEY or not key.isascii() for key in own):  # as headers have them
             raise InputError(
                 f"an API key has at least {_SHORTEST_KEY} characters, all of ASCII; make one with: openssl rand -hex 32"
             )

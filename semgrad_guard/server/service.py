@@ -19,7 +19,8 @@ from prometheus_client.registry import Collector
 import semgrad_guard
 from semgrad_guard.adapters.traces import EvaluationLog
 from semgrad_guard.calibration import Calibration, DriftMonitor
-from semgrad_guard.calibration.promise import State, report
+from semgrad_guard.calibration.calibration_record import report
+from semgrad_guard.calibration.monitors import State
 from semgrad_guard.decision_log.entries import BLOCK, DecisionSink, Facts
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.interruption import Stop

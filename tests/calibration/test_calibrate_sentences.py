@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from semgrad_guard.calibration import AnswerSentences, Binding, Calibration, calibrate_sentences, gates, sentence_gates
 from semgrad_guard.calibration.calibrating import recalibrate
-from semgrad_guard.calibration.promise import report
+from semgrad_guard.calibration.calibration_record import report
 from semgrad_guard.calibration.sentence_gates import Promise, compared_scores, sentence_key
 from semgrad_guard.errors import BindingMismatchError, CalibrationError
 from semgrad_guard.records import SentenceVerdict, Verdict

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate
 from semgrad_guard.calibration.binding import EstimatorChoice
+from semgrad_guard.calibration.calibration_record import report
 from semgrad_guard.calibration.planning import plan
-from semgrad_guard.calibration.promise import report
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.pocket import CALIBRATION_PATH

@@ -15,8 +15,7 @@ from scipy.special import ndtr
 from scipy.stats import betabinom, binom, kstest
 
 from semgrad_guard.calibration import Calibration, Drift, DriftMonitor, calibrate
-from semgrad_guard.calibration.drift import RankBets, ScoreRanks
-from semgrad_guard.calibration.promise import Bets, PromiseMonitor, PromiseState
+from semgrad_guard.calibration.monitors import Bets, PromiseMonitor, PromiseState, RankBets, ScoreRanks
 from semgrad_guard.errors import CalibrationError, InputError
 
 

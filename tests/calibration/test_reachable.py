@@ -16,7 +16,7 @@ from scipy import stats
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.calibration import AnswerSentences, Calibration, calibrate, calibrate_sentences, gates
 from semgrad_guard.calibration.calibrating import recalibrate
-from semgrad_guard.calibration.promise import promise, report, shortfall
+from semgrad_guard.calibration.calibration_record import promise, report, shortfall
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.guard import Guard, Policy, combined_promise
 from semgrad_guard.loading import load_policy

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard import Calibration, GenerationOptions, LanguageModel, Message
-from semgrad_guard.calibration.promise import report
+from semgrad_guard.calibration.calibration_record import report
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.cli.terminal import ExitCode
 from semgrad_guard.grading.candidates import FREE

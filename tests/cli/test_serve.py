@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -11,7 +12,6 @@ import pytest
 
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 
-import csv
 
 import httpx
 import pytest
@@ -19,7 +19,7 @@ import pytest
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.records import SentenceVerdict, Verdict
-from tests.decision_log.test_savings import decision
+from tests.decision_log.test_feedback import decision
 from tests.steps import LIMIT
 from tests.warm_python import WarmPython
 
@@ -79,6 +79,16 @@ def test_savings_are_shown(tmp_path: Path, run: Run) -> None:
     assert "of 20 answered here: 20,000 prompt and 2,000 answer tokens" in plain
     assert "a million" not in plain
     assert "At 2.5/10 for a million tokens that is about 0.07." in priced
+
+
+def test_no_text_of_a_client_is_a_formula(tmp_path: Path, run: Run) -> None:
+    """Spreadsheets run cells that begin so."""
+    verdict = Verdict.of(status="scored", action="answer", text="=1+1", estimator="e", model="m", uncertainty=-0.25)
+    with DecisionLog(tmp_path / "log.db", text=True) as log:
+        log.write(verdict, facts=Facts(question="@SUM(A1)", served="-2+3"))
+    (row,) = csv.DictReader(run("decisions", "--log", tmp_path / "log.db", "--csv").stdout.splitlines())
+    found = [row[name] for name in ("question", "delivered", "served", "uncertainty")]
+    assert found == ["'@SUM(A1)", "'=1+1", "'-2+3", "-0.25"]
 
 
 def test_decisions_are_shown(tmp_path: Path, run: Run) -> None:

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate
-from semgrad_guard.calibration.promise import report
+from semgrad_guard.calibration.calibration_record import report
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.estimators import Estimator, FusedStates, HybridGrad, SemGrad
 from semgrad_guard.grading.candidates import (

@@ -1,4 +1,4 @@
-"""The messages between vLLM's server and its worker, and what the plugin leaves of vLLM's routes; without vLLM."""
+"""In `vllm serve`, without vLLM: the messages between its server and its worker, our routes, and the queue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from semgrad_guard.records import Verdict
 from semgrad_guard.server.app import PATHS, make_app
 from semgrad_guard.server.assembly import Server
 from semgrad_guard.server.in_vllm.plugin import GuardPlugin, admission, settings_in
-from semgrad_guard.server.in_vllm.queue import BegunAnswer, Part, Round
+from semgrad_guard.server.in_vllm.queue import BegunAnswer, Part, Round, WorkerQueue
 from semgrad_guard.server.in_vllm.scoring_worker import (
     ELSEWHERE,
     READ,
@@ -47,6 +47,7 @@ from semgrad_guard.server.in_vllm.scoring_worker import (
     SENTENCES,
     Begun,
     Call,
+    Failed,
     Opening,
     Scoring,
     ToRead,
@@ -444,3 +445,55 @@ def test_a_thought_is_ended_where_vllm_writes() -> None:
     guessing = Scoring(twin, opening, SimpleNamespace(speculative_config=object()), listener)
     with pytest.raises(InputError, match="speculative decoding"):
         READ.read(guessing.answered(READ.name, READ.sent.dump_json(to_read(request)).decode()))
+
+
+# The queue in vLLM's server: no caller waits for ever, and the worker learns of each that has left.
+
+
+class Client:
+    """vLLM's engine, whose worker cannot be reached at first, and then refuses every request."""
+
+    errored = False
+
+    def __init__(self, unreachable: int) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self._unreachable = unreachable
+
+    async def collective_rpc(self, _: str, *, args: tuple[str, str]) -> list[str]:
+        name, payload = args
+        assert name == READ.name
+        self.sent.append(json.loads(payload))
+        if len(self.sent) <= self._unreachable:
+            raise ConnectionError
+
+        def refused(_: Any) -> Any:
+            raise PromptTooLongError("the prompt is too long")
+
+        return [READ.answered(payload, refused)]
+
+
+async def test_names_of_abandoned_answers_are_sent_until_the_worker_has_them() -> None:
+    client = Client(unreachable=2)
+    queue = WorkerQueue(client, "tiny", HybridGrad(), Codec(byte_tokenizer()), limit=8)
+    message = Message(role="user", content="hello")
+    request = AnswerRequest(conversation=(message,), options=GenerationOptions(max_tokens=4))
+    for error in (InputError, InputError, PromptTooLongError, PromptTooLongError):
+        with pytest.raises(error):
+            await queue.answer(request)
+    names = [tuple(sent["names"]) for sent in client.sent]
+    assert [set(sent["abandoned"]) for sent in client.sent[:3]] == [set(), {*names[0]}, {*names[0], *names[1]}]
+    assert set(names[2]) <= set(client.sent[3]["abandoned"])
+    assert queue.depth == 0
+
+
+@pytest.mark.parametrize("results", [(), ("one",), ("one", "two", "three")])
+async def test_a_reply_with_too_few_or_too_many_results_fails_every_caller(results: Sequence[str]) -> None:
+    async def score(sent: list[str]) -> Sequence[str | Failed]:
+        return results if len(sent) == 2 else ["later"]
+
+    waiting = Round(score)
+    found = await asyncio.wait_for(
+        asyncio.gather(waiting.result("a"), waiting.result("b"), return_exceptions=True), timeout=60
+    )
+    assert [type(one) for one in found] == [ScoringError] * 2
+    assert await waiting.result("c") == "later"

@@ -10,7 +10,7 @@ from semgrad_guard import LanguageModel, calibrate
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.guard import escalated, external, unscored
-from tests.decision_log.test_savings import decision
+from tests.decision_log.test_feedback import decision
 
 from .conftest import ALL, NONE, OPTIONS, Serve, asking, events
 
