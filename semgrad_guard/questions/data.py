@@ -12,12 +12,12 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from ctypes import c_float
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-import numpy
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from semgrad_guard.declared import first_fault
@@ -38,7 +38,7 @@ def _numeral(value: Any) -> Any:
     if isinstance(value, int) or value.is_integer():
         return str(int(value))
     short = f"{value:.7g}"
-    return short if float(numpy.float32(short)) == value else str(value)
+    return short if c_float(float(short)).value == value else str(value)
 
 
 Text = Annotated[str, BeforeValidator(_numeral)]

@@ -105,7 +105,7 @@ def _file(path: Path) -> Iterator[Entry]:
     is_text = suffix == ".txt" and not content.lstrip().startswith((b"{", b"["))  # Excel's "Unicode text"
     if is_text or suffix in (".csv", ".tsv"):
         return _rows(path, _table(path, content)[1])
-    if b"\0" in content[:_AT_ONCE]:
+    if b"\0" in content.partition(b"\n")[0]:  # in another line, it is that line's fault
         _text(path, content)
     return _json(path, content, is_lines=suffix not in (".json", "") and path != STDIN)
 
