@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 REQUIRE ?=
 # Each adds numbers in another order, as another processor does; `make check-portable` runs these tests with each.
 SETTINGS ?= ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=1 OMP_NUM_THREADS=2
-NUMERIC ?= tests/engine tests/estimators tests/guard tests/calibration tests/cli/test_thinking.py \
+NUMERIC ?= tests/engine tests/estimators tests/guard tests/calibration tests/cli/test_ask.py \
 	$(wildcard tests/cli/test_calibrate*.py tests/integrations/*/test_*sentence*.py tests/integrations/*/test_*calibrat*.py) \
 	tests/cli/test_gate.py tests/test_examples.py tests/test_markdown.py
 # What `make demo` runs on.

@@ -275,7 +275,7 @@ def _listed(decision: Decision, feedback: Feedback | None) -> dict[str, Any]:
     partly = decision.is_part
     decision = decision if decision.shows_draft else decision.without_score()
     # Which grades will count, and whether the scores have drifted, withheld ones too, are the operator's to know.
-    row = decision.model_dump(mode="json", exclude={"drawn", "drift"})
+    row = {**decision.model_dump(mode="json", exclude={"drawn"}), "drift": None}
     return {"object": "decision", **row, "delivery": decision.delivery, "partly_withheld": partly, "feedback": shown}
 
 
