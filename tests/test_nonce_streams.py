@@ -14,7 +14,7 @@ import pytest
 
 from semgrad_guard import HybridGrad, LanguageModel, Policy
 from semgrad_guard.errors import AnswerFailedError, AnswerInterruptedError
-from semgrad_guard.guard import Terms, streams
+from semgrad_guard.guard import flow
 from tests.fixed_model import PIECES, FixedModel
 from tests.scripts import load
 from tests.steps import Steps
@@ -55,12 +55,13 @@ async def test_no_withheld_sentence_leaves(script: ModuleType, nonces: LanguageM
 async def test_a_broken_rule_is_found(
     script: ModuleType, nonces: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle: Any = streams.settle
+    add: Any = flow.EarlySentences.add
 
-    def lets_all_through(draft: Any, terms: Terms, **named: Any) -> Any:
-        return settle(draft, dataclasses.replace(terms, policy=Policy(threshold=1e30)), **named)
+    def lets_all_through(early: Any, draft: Any) -> Any:
+        early._terms = dataclasses.replace(early._terms, policy=Policy(threshold=1e30))
+        return add(early, draft)
 
-    monkeypatch.setattr(streams, "settle", lets_all_through)
+    monkeypatch.setattr(flow.EarlySentences, "add", lets_all_through)
     found = await ends(script, nonces, 2)
     broken = {front for number, front in enumerate(script.FRONTS) if any_fails(found[2 * number : 2 * number + 2])}
     assert len(broken) > 1, broken
