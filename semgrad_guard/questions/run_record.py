@@ -21,7 +21,6 @@ from pydantic import BaseModel, Field, ValidationError
 from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import BindingMismatchError, DataFileError, InputError
 from semgrad_guard.files import atomic_write, cannot_write, make_private, take_back
-from semgrad_guard.guard.decision import why_unscored
 from semgrad_guard.questions.data import Question
 from semgrad_guard.settings import OnCut
 
@@ -77,6 +76,7 @@ class Answer(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     def judged(self, on_cut: OnCut) -> Self:
         """The answer with the scores that count for a guard with this rule about answers that a limit cut off."""
+        from semgrad_guard.guard.decision import why_unscored  # numpy comes with it
 
         cut = self.text if self.is_cut else None
         why = why_unscored(cut, on_cut, by_sentence=bool(self.sentences)) if cut else None

@@ -341,7 +341,7 @@ _FIRST = tuple(first.lower() for first in (*(marks.first for marks in EVERY), CH
 _BEGUN = re.compile(
     rf"""
     (?:analysis|commentary)(?:[A-Z][a-z']*,?[ ]?)?\Z  # a channel's word
-    | [<＜◁《&][^\n>＞▷》]{{0,60}}[>＞▷》]?\Z | [{{\[][^\s}}\]]{{0,40}}[}}\]]?\Z | <!--\s*\w*\Z  # a tag
+    | (?:[<＜◁《]|&l?\Z|&lt)[^\n>＞▷》]{{0,60}}[>＞▷》]?\Z | [{{\[][^\s}}\]]{{0,40}}[}}\]]?\Z | <!--\s*\w*\Z  # a tag
     | <details(?s:(?!</summary>).){{0,200}}\Z | (?:`{{1,3}}|~{{1,3}})\w*\s*\Z  # a folded text, or a fenced one
     | [(\[>*_#][\s(\[>*_#]*[\w\ -]{{0,20}}[.…:]*\Z  # a title in Markdown
     | (?i:{_HEADING}(?:[ ]for[ ][^\n]{{0,30}})?[.…:*_\ \t]*(?:\n\s*)?\Z)
