@@ -1,5 +1,5 @@
-"""Files: written whole or not at all, where only a regular file can be, readable for their owner; JSON without names
-that occur twice; tables of the package; and a user's folders.
+"""Files: written whole or not at all, where only a regular file can be, readable for their owner; outputs that are
+refused before any work; JSON without names that occur twice; tables of the package; and a user's folders.
 
 | | Linux and others | macOS | Windows |
 | --- | --- | --- | --- |
@@ -14,14 +14,18 @@ import os
 import secrets
 import stat
 import sys
+import tempfile
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from semgrad_guard.errors import InputError
+
+STDIN = Path("-")
+"""Standard input, as the path of a file of data."""
 
 
 def atomic_write(path: Path, content: str | bytes | Callable[[Path], object], *, private: bool = False) -> Path:
@@ -174,3 +178,75 @@ def _folder(variable: str, plain: tuple[str, ...], mac: tuple[str, ...], otherwi
     except RuntimeError as error:
         raise InputError(f"There is no home folder ({error}). {otherwise}") from error
     return base / NAME
+
+
+def called(path: Path) -> str:
+    """The name of an input in messages."""
+    return "stdin" if path == STDIN else str(path)
+
+
+def require_writable(path: Path, *, inputs: Iterable[Path] = ()) -> None:
+    """Raise, before any work, unless a regular file can be written at `path`. It tries: permission bits do not tell.
+
+    Args:
+        path: where the file is to be.
+        inputs: files that the command reads. None of them is overwritten, however it is spelled; of a folder (a model),
+            none of its files.
+
+    Raises:
+        InputError: the path is not that of a regular file, is an input's, or cannot be written.
+    """
+    try:
+        require_regular(path)
+        for given in inputs if path.exists() else ():
+            if any(os.path.samestat(path.stat(), theirs) for theirs in _stats(given)):
+                what = f"{called(given)} is read" if not given.is_dir() else f"it is a file of {given}, which is read"
+                raise InputError(
+                    f"Writing {path} would overwrite an input of this command ({what}). Choose another path."
+                )
+        with tempfile.TemporaryFile(dir=path.resolve().parent):  # where a symbolic link points to
+            pass
+        if path.exists():
+            path.open("ab").close()
+    except (OSError, ValueError, RuntimeError) as error:  # Python 3.11 calls links that go round a RuntimeError
+        raise cannot_write(path, error) from error
+
+
+def beside(output: Path, suffix: str) -> Path:
+    """The path of a file that belongs to an output: its name with another suffix.
+
+    Raises:
+        InputError: the path names no file.
+    """
+    try:
+        return output.with_suffix(suffix)
+    except ValueError:
+        raise InputError(f"{str(output)!r} names no file. Choose a path like {Path('folder') / 'name.json'}.") from None
+
+
+def make_folder(folder: Path) -> bool:
+    """Make a folder for outputs; whether it was not there.
+
+    Raises:
+        InputError: there can be none.
+    """
+    was_there = folder.is_dir()
+    try:
+        if not was_there and folder.exists():
+            raise InputError(f"Cannot make the folder {folder}: it is a file. Choose another.")
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise InputError(f"Cannot make the folder {folder}: {reason(error)}. Choose another.") from error
+    return not was_there
+
+
+def _stats(given: Path) -> list[os.stat_result]:
+    """The status of an input's files; none without such an input."""
+    try:
+        if given == STDIN:
+            return [os.fstat(sys.stdin.fileno())]
+        if given.is_dir():
+            return [entry.stat() for entry in given.iterdir() if entry.is_file()]
+        return [given.stat()]
+    except (OSError, ValueError):  # the error comes when it is read
+        return []

@@ -28,8 +28,8 @@ from semgrad_guard.cli.score import ask, score
 from semgrad_guard.cli.serving import decisions, feedback, recalibrate, sample, serve
 from semgrad_guard.cli.terminal import ERR, ExitCode, Loudness, is_verbose, note, say, speak, status
 from semgrad_guard.errors import MissingExtraError, SemGradGuardError
+from semgrad_guard.files import make_folder
 from semgrad_guard.named import FETCHABLE, POCKET, folder_of
-from semgrad_guard.questions.data_files import make_folder
 
 __all__ = ["app"]
 

@@ -25,11 +25,11 @@ from semgrad_guard.cli.terminal import detail, is_verbose, note, note_problems, 
 from semgrad_guard.decision_log.entries import Price
 from semgrad_guard.errors import InputError, SemGradGuardError
 from semgrad_guard.estimators import NEEDS_LABELS
-from semgrad_guard.files import table_of
+from semgrad_guard.files import STDIN, require_writable, table_of
 from semgrad_guard.loading import ESTIMATOR_NAMES, ModelSource
 from semgrad_guard.named import FETCHABLE, NAMES, did_you_mean
 from semgrad_guard.questions.data import Need, Phrasing, QuestionFile, read_questions
-from semgrad_guard.questions.data_files import STDIN, read_text, require_writable
+from semgrad_guard.questions.data_files import read_text
 from semgrad_guard.settings import REPORTED, OnNoThreshold
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from semgrad_guard.calibration.planning import rows_to_grade, share_to_grade
 from semgrad_guard.cli.from_options import Output, quietly, require_outputs
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, say
 from semgrad_guard.errors import GradingError
+from semgrad_guard.files import STDIN, beside
 from semgrad_guard.grading import GRADERS, AnswerGrader, by_name
 from semgrad_guard.grading.by_name import no_verdict
 from semgrad_guard.grading.grader import ABSTAINED, Grade, Verdicts
@@ -24,7 +25,6 @@ from semgrad_guard.grading.sheets import (
 )
 from semgrad_guard.grading.sheets import grade as graded
 from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.data_files import STDIN, beside
 from semgrad_guard.questions.run_record import Answer, EvaluatedAnswer, is_record, read_record
 
 

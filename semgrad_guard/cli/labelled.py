@@ -21,9 +21,9 @@ from semgrad_guard.cli.from_options import Output, one_from_stdin, read_by, requ
 from semgrad_guard.cli.terminal import ERR, OUT, ExitCode, code_of_run, note, say, say_unscored, show_line
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import NEEDS_LABELS
+from semgrad_guard.files import beside
 from semgrad_guard.named import POCKET
 from semgrad_guard.questions.data import QuestionFile, with_paraphrases
-from semgrad_guard.questions.data_files import beside
 from semgrad_guard.questions.run_record import EvaluatedAnswer, is_record, read_record, sole_writer
 from semgrad_guard.settings import DtypeName, JudgedBy, OnCut, OnDoubt, OnNoThreshold
 

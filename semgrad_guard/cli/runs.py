@@ -38,6 +38,7 @@ from semgrad_guard.estimators import NEEDS_LABELS, Estimator, FusedStates
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
 from semgrad_guard.estimators.text_pairs import CrossEncoder, NLIEquivalence
+from semgrad_guard.files import make_folder
 from semgrad_guard.grading import GRADERS, AnswerGrader, default_grader
 from semgrad_guard.grading.by_name import entailment_model, is_final, no_verdict
 from semgrad_guard.grading.candidates import (
@@ -65,7 +66,7 @@ from semgrad_guard.paper.report import is_report, sps_auroc_figure, sps_figure, 
 from semgrad_guard.paper.results import GradedRun, Results, is_graded_table, read_graded, write_graded
 from semgrad_guard.paper.tables import is_table
 from semgrad_guard.questions.data import Phrasing, Question, QuestionFile, wordings
-from semgrad_guard.questions.data_files import HUB, make_folder
+from semgrad_guard.questions.data_files import HUB
 from semgrad_guard.questions.run_record import EvaluatedAnswer, is_record, number_of_try, read_record
 from semgrad_guard.settings import REPORTED, JudgedBy, OnCut, OnDoubt
 

@@ -15,11 +15,11 @@ from semgrad_guard.cli import from_options
 from semgrad_guard.cli.from_options import Output, one_from_stdin, require_outputs
 from semgrad_guard.cli.terminal import OUT, ExitCode, code_of_run, note, progress, say, say_problems, status
 from semgrad_guard.errors import BindingMismatchError, EmptyPromptError, InputError
-from semgrad_guard.files import atomic_write
+from semgrad_guard.files import STDIN, atomic_write
 from semgrad_guard.loading import ModelSource, load_estimator, pocket_policy
 from semgrad_guard.named import POCKET
 from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.data_files import STDIN, read_text
+from semgrad_guard.questions.data_files import read_text
 from semgrad_guard.questions.run_record import sole_writer
 from semgrad_guard.records import Verdict
 from semgrad_guard.settings import DtypeName, JudgedBy, OnNoThreshold

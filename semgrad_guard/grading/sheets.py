@@ -17,6 +17,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from semgrad_guard.errors import GradingError
+from semgrad_guard.files import STDIN
 from semgrad_guard.grading.grader import (
     ABSTAINED,
     AnswerGrader,
@@ -27,7 +28,7 @@ from semgrad_guard.grading.grader import (
     WordGrader,
 )
 from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.data_files import STDIN, Row, append_rows, read_table, write_table
+from semgrad_guard.questions.data_files import Row, append_rows, read_table, write_table
 from semgrad_guard.questions.run_record import EvaluatedAnswer, JobRecord, Progress, unwatched
 
 GRADES = "grades"

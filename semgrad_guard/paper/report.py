@@ -19,7 +19,7 @@ from markupsafe import Markup
 from numpy.typing import ArrayLike, NDArray
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.files import atomic_write
+from semgrad_guard.files import atomic_write, make_folder, require_writable
 from semgrad_guard.metrics import Floats, aurc, auroc, risk_coverage
 from semgrad_guard.paper.coverage import DELTA, SPLITS
 from semgrad_guard.paper.drawing import (
@@ -42,7 +42,6 @@ from semgrad_guard.paper.drawing import (
 from semgrad_guard.paper.results import OURS, SOURCE, GradedRun, deviations, require_distinct
 from semgrad_guard.paper.summary import LEVEL, RESAMPLES, RunSummary, promises, reliability, standing, summarize
 from semgrad_guard.paper.tables import all_tables, guaranteed_tables
-from semgrad_guard.questions.data_files import make_folder, require_writable
 from semgrad_guard.questions.run_record import flat
 
 FILE = "report.html"

@@ -22,8 +22,9 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import DataFileError, InputError, PromptTooLongError
+from semgrad_guard.files import called
 from semgrad_guard.questions.columns import NO_PASSAGE, Fields, Need, fields_of, listed
-from semgrad_guard.questions.data_files import Entry, called, entries
+from semgrad_guard.questions.data_files import Entry, entries
 from semgrad_guard.questions.layouts import KNOWN, FaultError, Record
 from semgrad_guard.records import Message, PromptForm, in_context
 

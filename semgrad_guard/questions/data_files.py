@@ -1,4 +1,4 @@
-"""The files of a command: where questions come from, tables, and outputs, which are refused before any work.
+"""The files of a command: where questions come from, and tables.
 
 Questions are JSON Lines, a JSON list, CSV, Excel, Parquet, a folder of these, or a dataset of the hub; each is read as
 records with a place. Files may be packed (.gz, .zip). "-" is standard input: JSON Lines, or a JSON list. "pocket" are
@@ -16,11 +16,9 @@ import gzip
 import io
 import itertools
 import json
-import os
 import re
 import stat
 import sys
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,8 +28,8 @@ from pathlib import Path
 from typing import Any, cast
 from zipfile import BadZipFile
 
-from semgrad_guard.errors import DataFileError, InputError, MissingExtraError
-from semgrad_guard.files import TwiceError, atomic_write, cannot_write, distinct, reason, require_regular
+from semgrad_guard.errors import DataFileError, MissingExtraError
+from semgrad_guard.files import STDIN, TwiceError, atomic_write, called, distinct, reason
 from semgrad_guard.pocket import QUESTIONS_PATH
 from semgrad_guard.questions.columns import tells_even_if_empty
 from semgrad_guard.questions.layouts import FaultError, records_in
@@ -265,13 +263,6 @@ def _load(name: str, config: str | None, split: str | None) -> Iterable[Any]:
 
 
 _GZIP = b"\x1f\x8b"
-STDIN = Path("-")
-"""Standard input, as the path of a file of data."""
-
-
-def called(path: Path) -> str:
-    """The name of an input in messages."""
-    return "stdin" if path == STDIN else str(path)
 
 
 def unpacked(path: Path) -> tuple[str, bytes]:
@@ -438,70 +429,3 @@ def append_rows(path: Path, rows: Sequence[Sequence[str]]) -> Path:
     csv.writer(written, delimiter=_delimiter(text)[0]).writerows([harmless(cell) for cell in row] for row in rows)
     end = "" if text.endswith(("\n", "\r")) else "\r\n"
     return atomic_write(path, content + (end + written.getvalue()).encode(encoding))
-
-
-def require_writable(path: Path, *, inputs: Iterable[Path] = ()) -> None:
-    """Raise, before any work, unless a regular file can be written at `path`. It tries: permission bits do not tell.
-
-    Args:
-        path: where the file is to be.
-        inputs: files that the command reads. None of them is overwritten, however it is spelled; of a folder (a model),
-            none of its files.
-
-    Raises:
-        InputError: the path is not that of a regular file, is an input's, or cannot be written.
-    """
-    try:
-        require_regular(path)
-        for given in inputs if path.exists() else ():
-            if any(os.path.samestat(path.stat(), theirs) for theirs in _stats(given)):
-                what = f"{called(given)} is read" if not given.is_dir() else f"it is a file of {given}, which is read"
-                raise InputError(
-                    f"Writing {path} would overwrite an input of this command ({what}). Choose another path."
-                )
-        with tempfile.TemporaryFile(dir=path.resolve().parent):  # where a symbolic link points to
-            pass
-        if path.exists():
-            path.open("ab").close()
-    except (OSError, ValueError, RuntimeError) as error:  # Python 3.11 calls links that go round a RuntimeError
-        raise cannot_write(path, error) from error
-
-
-def beside(output: Path, suffix: str) -> Path:
-    """The path of a file that belongs to an output: its name with another suffix.
-
-    Raises:
-        InputError: the path names no file.
-    """
-    try:
-        return output.with_suffix(suffix)
-    except ValueError:
-        raise InputError(f"{str(output)!r} names no file. Choose a path like {Path('folder') / 'name.json'}.") from None
-
-
-def make_folder(folder: Path) -> bool:
-    """Make a folder for outputs; whether it was not there.
-
-    Raises:
-        InputError: there can be none.
-    """
-    was_there = folder.is_dir()
-    try:
-        if not was_there and folder.exists():
-            raise InputError(f"Cannot make the folder {folder}: it is a file. Choose another.")
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        raise InputError(f"Cannot make the folder {folder}: {reason(error)}. Choose another.") from error
-    return not was_there
-
-
-def _stats(given: Path) -> list[os.stat_result]:
-    """The status of an input's files; none without such an input."""
-    try:
-        if given == STDIN:
-            return [os.fstat(sys.stdin.fileno())]
-        if given.is_dir():
-            return [entry.stat() for entry in given.iterdir() if entry.is_file()]
-        return [given.stat()]
-    except (OSError, ValueError):  # the error comes when it is read
-        return []

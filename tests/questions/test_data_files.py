@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from semgrad_guard.errors import DataFileError, InputError
+from semgrad_guard.files import require_writable
 from semgrad_guard.questions.data import read_questions
-from semgrad_guard.questions.data_files import require_writable
 
 FOLDER = Path(__file__).parent / "files"
 FILES = sorted(path for path in FOLDER.iterdir() if not path.name.endswith(".expected.json"))
