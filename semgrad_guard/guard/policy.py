@@ -365,7 +365,7 @@ class Terms(DeliveryOptions):
         return Stop(self.timeout)
 
     def shown(self, verdict: Verdict) -> Verdict:
-        """The verdict as functions of the user get it: without withheld texts, a target's too, unless drafts are kept."""
+        """The verdict as functions of the user get it: no withheld text, nor a target's, unless drafts are kept."""
         if self.keep_draft:
             return verdict
         target = None if verdict.escalated is None else self.shown(verdict.escalated)

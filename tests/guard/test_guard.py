@@ -112,12 +112,12 @@ def test_a_scored_target_decides_for_itself(language_model: LanguageModel, make_
     sure = guard(language_model, NONE, escalate_to=guard(other, ALL))("q")
     assert (sure.action, sure.escalated.action) == ("escalate", "answer")
     assert sure.text == other.generate("q", OPTIONS).text
-    told = list[Any]()
-    log = SimpleNamespace(write=lambda verdict, **_: told.append(verdict))
-    unsure = guard(language_model, NONE, escalate_to=guard(other, NONE), notify=told.append, log=log)("q")
+    notified = list[Any]()
+    log = SimpleNamespace(write=lambda verdict, **_: notified.append(verdict))
+    unsure = guard(language_model, NONE, escalate_to=guard(other, NONE), notify=notified.append, log=log)("q")
     assert (unsure.action, unsure.escalated.action) == ("escalate", "abstain")
     assert unsure.text == "I don't know."
-    assert [(one.draft, one.escalated.draft) for one in told] == [("", None), (None, None)]
+    assert [(one.draft, one.escalated.draft) for one in notified] == [("", None), (None, None)]
 
 
 def test_a_calibrated_guard_promises(language_model: LanguageModel) -> None:
