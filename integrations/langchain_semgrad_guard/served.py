@@ -16,10 +16,12 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Any, cast
 
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, message_chunk_to_message
 from langchain_core.runnables import Runnable, RunnableBinding
+from langchain_core.tracers.context import _configure_hooks  # pyright: ignore[reportPrivateUsage] - of every run
 from langsmith.run_helpers import tracing_context  # pyright: ignore[reportUnknownVariableType]
 from pydantic import BaseModel, BeforeValidator, SkipValidation, field_validator
 
@@ -329,15 +331,23 @@ def _flowing(
     return message.model_copy(update={"content": early.text, "response_metadata": metadata})
 
 
+class _Nobody(BaseCallbackHandler):
+    """Hears nothing, in the place of a handler that the environment asks for."""
+
+    run_inline = True
+
+
 class _Unheard:
     """An empty context, but for the variables that are carried. What joins every run of its own accord (LangSmith,
-    OpenTelemetry) is switched off in it."""
+    OpenTelemetry, handlers that the environment asks for) is switched off in it."""
 
     def __init__(self, carry: Sequence[str], *, withholds: bool) -> None:
         self.is_busy, self._context, self._withholds = False, Context(), withholds
         for variable in _carried(carry):
             if (value := variable.get(self)) is not self:
                 self._context.run(variable.set, value)
+        for variable, *_ in _configure_hooks:
+            self._context.run(variable.set, _Nobody())
 
     def inside(self, work: Work) -> Work:
         """The work, in this context."""

@@ -243,10 +243,9 @@ def _recorded(outcome: Outcome[A], terms: Terms, *, target_seconds: float | None
         calibration, facts = terms.policy.calibration, Facts(target_seconds=target_seconds)
         if calibration is not None and calibration.is_about_answers:
             facts = replace(facts, alpha=calibration.alpha, delta=calibration.delta)
-        # No log keeps a draft, but an error in one would carry it along.
-        shown = outcome.verdict
-        if shown.draft is not None and not terms.keep_draft:
-            shown = shown.revised(draft="")
+        shown = terms.shown(outcome.verdict)  # no log keeps a draft, but an error in one would carry it along
+        if outcome.verdict.draft is not None:
+            shown = shown.revised(draft=shown.draft or "")  # that something is withheld
         decision_id = terms.log.write(shown, seconds=current_stop().elapsed, facts=facts)
         outcome = replace(outcome, verdict=outcome.verdict.revised(decision_id=decision_id))
     if terms.notify is not None:

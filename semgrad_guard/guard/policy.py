@@ -365,8 +365,11 @@ class Terms(DeliveryOptions):
         return Stop(self.timeout)
 
     def shown(self, verdict: Verdict) -> Verdict:
-        """The verdict as functions of the user get it: without the withheld text, unless drafts are kept."""
-        return verdict if self.keep_draft else verdict.revised(draft=None)
+        """The verdict as functions of the user get it: no withheld text, nor a target's, unless drafts are kept."""
+        if self.keep_draft:
+            return verdict
+        target = None if verdict.escalated is None else self.shown(verdict.escalated)
+        return verdict.revised(draft=None, escalated=target)
 
 
 # The promise of a chain of stages: the error rate among all delivered answers, whichever stage delivered them.

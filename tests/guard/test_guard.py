@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,9 +112,12 @@ def test_a_scored_target_decides_for_itself(language_model: LanguageModel, make_
     sure = guard(language_model, NONE, escalate_to=guard(other, ALL))("q")
     assert (sure.action, sure.escalated.action) == ("escalate", "answer")
     assert sure.text == other.generate("q", OPTIONS).text
-    unsure = guard(language_model, NONE, escalate_to=guard(other, NONE))("q")
+    notified = list[Any]()
+    log = SimpleNamespace(write=lambda verdict, **_: notified.append(verdict))
+    unsure = guard(language_model, NONE, escalate_to=guard(other, NONE), notify=notified.append, log=log)("q")
     assert (unsure.action, unsure.escalated.action) == ("escalate", "abstain")
     assert unsure.text == "I don't know."
+    assert [(one.draft, one.escalated.draft) for one in notified] == [("", None), (None, None)]
 
 
 def test_a_calibrated_guard_promises(language_model: LanguageModel) -> None:

@@ -15,6 +15,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_core.runnables import ConfigurableField
+from langchain_core.tracers.context import register_configure_hook
 from pydantic import BaseModel
 
 from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback
@@ -152,6 +153,22 @@ def test_langsmith_and_opentelemetry_see_the_guard_alone(monkeypatch: pytest.Mon
     spans = exporter.get_finished_spans()
     assert len(spans) == 1
     assert CANARY not in repr([dict(span.attributes or {}) for span in spans])
+
+
+def test_handlers_that_the_environment_asks_for_see_the_guard_alone(
+    monkeypatch: pytest.MonkeyPatch, route: Route
+) -> None:
+    made = list[Ear]()
+
+    class Everywhere(Ear):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    register_configure_hook(ContextVar("everywhere", default=None), True, Everywhere, "HEAR_EVERY_RUN")
+    monkeypatch.setenv("HEAR_EVERY_RUN", "1")
+    route(GuardedChatModel(Scripted(), STRICT), QUESTION, {})
+    assert {CANARY in str(one.events) for one in made} == {False}
 
 
 def test_the_scorers_score_is_that_of_the_text(language_model: LanguageModel, route: Route) -> None:
