@@ -213,9 +213,9 @@ def is_interrupted(result: Any) -> bool:
 
 def is_halted(chain: Runnable[Any, Any], result: Any, config: RunnableConfig) -> Steps[bool]:
     """Whether a chain is a graph that has interrupted itself; at a breakpoint its saved state alone tells that."""
-    graph = layers(chain)[-1]
-    if is_interrupted(result) or is_task(config) or not getattr(graph, "checkpointer", None):
-        return is_interrupted(result)
+    graph, halted = layers(chain)[-1], is_interrupted(result)
+    if halted or is_task(config) or not getattr(graph, "checkpointer", None):
+        return halted
     state = yield Work(lambda: graph.get_state(config), lambda: graph.aget_state(config))
     return bool(state.next)
 

@@ -151,7 +151,8 @@ class LanguageModel(WritingModel):
         """
         if isinstance(conversations, (str, bytes, Mapping)) or not isinstance(cast("object", conversations), Sequence):
             raise InputError("conversations is a list of conversations; to answer one alone, use generate")
-        prompts = [self.render(conversation, **_named(template_options)) for conversation in conversations]
+        named = _named(template_options)
+        prompts = [self.render(conversation, **named) for conversation in conversations]
         wanted = require_kind("options", options or GenerationOptions(), GenerationOptions).rows(len(prompts))
         requests = [
             Request(prompt=prompt, options=(own,), objective=objective or Objective(), finish=itemgetter(0))
