@@ -125,7 +125,7 @@ def drive(steps: Steps[T]) -> T:
     except StopIteration as end:
         return end.value
     finally:
-        del go_on  # it may hold an error, which refers to this frame
+        go_on = work = None  # an error that leaves takes this frame along, and these may hold it, or a draft
 
 
 async def adrive(steps: Steps[T]) -> T:
@@ -141,7 +141,7 @@ async def adrive(steps: Steps[T]) -> T:
     except StopIteration as end:
         return end.value
     finally:
-        del go_on
+        go_on = work = None
 
 
 # Streams.
@@ -221,30 +221,20 @@ def written(
 
 def run_stream(steps: StreamSteps[P, Any]) -> Generator[P]:
     """The pieces of such steps, by calls."""
-    failed = None
     try:
-        while not isinstance(piece := drive(_next(steps)), _Ended):
+        while not isinstance(piece := drive(sealing(_next(steps))), _Ended):
             yield piece
-    except BaseException as error:  # noqa: BLE001 - raised below, where no frame holds a draft
-        failed = sealed(error)
     finally:
-        drive(_end(steps))
-    if failed is not None:
-        raise failed
+        drive(sealing(_end(steps)))
 
 
 async def arun_stream(steps: StreamSteps[P, Any]) -> AsyncGenerator[P]:
     """As `run_stream`, on the event loop; closing it, or cancelling its task, stops the model."""
-    failed = None
     try:
-        while not isinstance(piece := await adrive(_next(steps)), _Ended):
+        while not isinstance(piece := await adrive(sealing(_next(steps))), _Ended):
             yield piece
-    except BaseException as error:  # noqa: BLE001 - as above
-        failed = sealed(error)
     finally:
-        await adrive(_end(steps))
-    if failed is not None:
-        raise failed
+        await adrive(sealing(_end(steps)))
 
 
 @dataclass(frozen=True)

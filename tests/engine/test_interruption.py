@@ -345,17 +345,18 @@ stream = Streamed(model, "What is tea?", LONG)
 stream.next()
 """
 
-OFF_LOOP = """
-pause = 30
+IN_A_LOOP = """
 async def main():
-    left(off_loop(write))
-    while not begun.is_set():
+    left({begin})
+    while not {event}.is_set():
         await asyncio.sleep(0.001)
     loop.stop()
 loop = asyncio.new_event_loop()
 task = loop.create_task(main())
 loop.run_forever()
 """
+
+OFF_LOOP = "pause = 30" + IN_A_LOOP.format(begin="off_loop(write)", event="begun")
 
 SCHEDULER = """
 from semgrad_guard.guard import Answerer
@@ -368,15 +369,8 @@ SERVED = (
     + """
 heard = threading.Event()
 request = AnswerRequest(conversation=(Message("user", "What is tea?"),), options=LONG, on_piece=lambda _: heard.set())
-async def main():
-    left(scheduler.answer(request))
-    while not heard.is_set():
-        await asyncio.sleep(0.001)
-    loop.stop()
-loop = asyncio.new_event_loop()
-task = loop.create_task(main())
-loop.run_forever()
 """
+    + IN_A_LOOP.format(begin="scheduler.answer(request)", event="heard")
 )
 
 SUBMITTED = """

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, get_args
 
 import pytest
@@ -19,7 +20,7 @@ from semgrad_guard.guard.decision import settle, unscored
 from semgrad_guard.guard.flow import Draft, Outcome, Reply, answers, one, streamed
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.question import current_recorder, recording
-from semgrad_guard.guard.steps import Live, StreamSteps, Work, adrive, arun_stream, run_stream
+from semgrad_guard.guard.steps import Live, StreamSteps, Work, adrive, arun_stream, drive, run_stream, sealing
 from semgrad_guard.settings import Mode
 from tests.guard.routed import run
 from tests.steps import LIMIT
@@ -385,3 +386,20 @@ def test_the_message_names_the_draft_where_there_is_one(draft: str | None) -> No
     assert str(error).endswith("Ask again.")
     assert "Nur-Sultan" not in str(error)
     assert REFUSED.text == "Nur-Sultan"
+
+
+@pytest.mark.parametrize(
+    "run_steps",
+    [
+        lambda some: drive(sealing(some)),
+        lambda some: asyncio.run(adrive(sealing(some))),
+        lambda some: [*run_stream(some)],
+    ],
+)
+def test_no_frame_of_an_error_holds_the_work_that_failed(run_steps: Callable[[Any], Any]) -> None:
+    def steps() -> Any:
+        yield Work.at_once(partial(bytes.fromhex, "a draft"))
+
+    with pytest.raises(ValueError, match="fromhex") as caught:
+        run_steps(steps())
+    assert not [entry for entry in caught.traceback if "a draft" in repr(entry.frame.f_locals)]
